@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The layout that the kernel programs and the daemon share: every key, value, enum and size, and nothing else.
+ * Go types are generated from the BTF of these definitions; there is no second copy.
+ *
+ * Conventions: addresses are 16 bytes, IPv4 as v4-mapped IPv6 (::ffff:a.b.c.d); ports are in host order unless the
+ * name ends in _be; times are CLOCK_MONOTONIC nanoseconds; padding is explicit and zero.
+ */
+#ifndef SHUNT_ABI_H
+#define SHUNT_ABI_H
+
+#include <linux/types.h>
+
+#define SHUNT_ABI 1 /* part of the pin directory's name; raised by every change of this file that changes a map */
+
+#define SHUNT_MAX_BACKENDS 1024   /* ids 1..1023; 0 means none */
+#define SHUNT_MAX_VIPS 64
+#define SHUNT_MAX_SESSIONS 65536
+#define SHUNT_MAX_FLOWS 262144    /* entries; a connection has two */
+#define SHUNT_EVENTS_BYTES (1 << 20)
+#define SHUNT_NAME_LEN 32
+
+enum shunt_mode { SHUNT_MODE_OFF, SHUNT_MODE_NAT, SHUNT_MODE_DSR };
+
+/* Health as the L7 sees it. Only UP takes new connections. */
+enum shunt_state { SHUNT_STATE_NONE, SHUNT_STATE_UP, SHUNT_STATE_DOWN };
+
+/* The operator's word on a backend; both planes obey it. */
+enum shunt_admin { SHUNT_ADMIN_NONE, SHUNT_ADMIN_DRAIN, SHUNT_ADMIN_MAINT };
+
+enum shunt_pin_flags { SHUNT_PIN_STATIC = 1 /* written by the operator: honoured and kept by the daemon */ };
+
+/* shunt_backends.flags */
+enum shunt_backend_flags { SHUNT_BACKEND_LOCAL = 1 /* the steered address is on this host: pass to the local L7 */ };
+
+enum shunt_flow_flags {
+	SHUNT_FLOW_FORWARD = 1 << 0, /* client to backend; the forward entry holds the connection's shared state */
+	SHUNT_FLOW_REVERSE = 1 << 1,
+	SHUNT_FLOW_SYNACK = 1 << 2,  /* the backend answered */
+	SHUNT_FLOW_ESTAB = 1 << 3,   /* the handshake's last ACK was seen */
+	SHUNT_FLOW_CFIN = 1 << 4,    /* the client sent FIN */
+	SHUNT_FLOW_BFIN = 1 << 5,    /* the backend sent FIN */
+	SHUNT_FLOW_BFIN1 = 1 << 6,   /* the backend sent FIN first: its TIME_WAIT holds the NAT port */
+	SHUNT_FLOW_RST = 1 << 7,
+	SHUNT_FLOW_SUSPECT = 1 << 8, /* a RST whose sequence did not match */
+	SHUNT_FLOW_CLOSED = 1 << 9,  /* charge given back; set once, by fetch_or */
+};
+
+struct config {
+	__u32 abi;
+	__u32 flags;
+	__u64 session_idle_ns;   /* lease.idle: a pin unused for longer is void */
+	__u64 heartbeat_ns;      /* written several times a second by the daemon */
+	__u64 heartbeat_max_ns;  /* older than this: the L7 is not there; nothing is sampled */
+	__u32 sample;            /* 1 of this many connections of a pinned address passes to the L7; 0 = none */
+	__u32 flows_per_session; /* open flows allowed to an address: flows_per_session * sessions + flows_slack */
+	__u32 flows_slack;
+	__u32 pad;
+};
+
+struct vip_key {
+	__u8 addr[16];
+	__u16 port;
+	__u16 pad;
+};
+
+struct vip {
+	__u32 id;
+	enum shunt_mode mode;
+	__u8 snat[16];     /* source address towards backends (nat); same family as the VIP */
+	__u16 port_base;   /* NAT source ports: port_base .. port_base + port_count - 1 */
+	__u16 port_count;
+	__u32 flags;
+};
+
+struct backend {
+	__u8 addr[16];     /* where steered connections go */
+	__u8 mac[6];       /* next hop; all zero = unknown: SYNs pass to the L7 */
+	__u8 src_mac[6];   /* of the interface that reaches it */
+	__u32 ifindex;
+	__u16 port;
+	__u16 pad;
+	enum shunt_state state;
+	__u32 generation;  /* a pin with another generation (not 0) is void */
+	__u32 flags;
+	char name[SHUNT_NAME_LEN];
+};
+
+/* One cache line. One owner a word: the L7 writes the first two, the kernel the others. */
+struct weight {
+	__s64 l7_tokens;
+	__s64 limit;        /* l7_tokens + kernel_tokens + charge may not exceed it; 0 = no new steered flow */
+	__s64 kernel_tokens;
+	__s64 kernel_flows;
+	__u64 pad[4];
+};
+
+struct admin_word {
+	enum shunt_admin state;
+	__u32 pad;
+};
+
+struct epoch {
+	__u64 value;
+};
+
+struct session_key {
+	__u8 client[16];
+	__u32 vip_id;
+	__u16 port;        /* of the VIP */
+	__u16 pad;
+};
+
+struct session {
+	__u32 backend;
+	__u32 generation;   /* 0 = any */
+	__u64 since_ns;     /* when the pin was written */
+	__u64 expires_ns;   /* lease.max; 0 = never */
+	__u32 tokens;       /* charge of one connection */
+	__u32 connections;  /* lease.connections: how many the pin serves; 0 = no bound */
+	__u32 sessions;     /* sessions known behind this address, at least 1 */
+	__u32 flags;
+	__u32 serial;       /* differs for each pin of one key, so that the use record starts anew */
+	__u32 pad;
+};
+
+struct session_use {
+	__u64 last_ns;
+	__u32 serial;
+	__u32 connections;  /* used by the pin with this serial */
+	__s32 open;         /* open flows of the address, over all pins */
+	__u32 window;       /* sampling: position in the window (see flow.h) */
+	__u32 pick;
+	__u32 sampled;      /* connections passed to the L7 as samples */
+};
+
+struct flow_key {
+	__u8 src[16];
+	__u8 dst[16];
+	__u16 sport;
+	__u16 dport;
+};
+
+struct flow {
+	__u8 src[16];       /* the packet as it leaves */
+	__u8 dst[16];
+	__u16 sport;
+	__u16 dport;
+	__u32 oif;
+	__u8 dst_mac[6];
+	__u8 src_mac[6];
+	__u32 backend;
+	__u32 vip_id;
+	__u32 flags;        /* enum shunt_flow_flags, by fetch_or */
+	__u32 ack;          /* highest acknowledgement seen in this direction */
+	__s64 charge;       /* tokens charged to the backend; given back by exchange with 0 */
+	__u64 epoch;
+	__u64 created_ns;
+	__u64 last_ns;      /* at most one write a second */
+	__u64 packets;
+	__u64 bytes;
+};
+
+struct stat {
+	__u64 packets_in;   /* client to backend */
+	__u64 bytes_in;
+	__u64 packets_out;  /* backend to client */
+	__u64 bytes_out;
+	__u64 opened;
+	__u64 closed;
+};
+
+enum shunt_event_kind { SHUNT_EVENT_NONE, SHUNT_EVENT_OPEN, SHUNT_EVENT_CLOSE, SHUNT_EVENT_FULL, SHUNT_EVENT_SAMPLED, SHUNT_EVENT_FAILOVER };
+
+struct event {
+	__u64 ns;
+	enum shunt_event_kind kind;
+	__u32 backend;
+	__u8 client[16];
+	__u16 client_port;
+	__u16 vip_port;
+	__u32 vip_id;
+	__u64 bytes_in;
+	__u64 bytes_out;
+	__u64 duration_ns;
+	__s64 tokens;
+};
+
+/* Why a packet was not forwarded. PASS_* goes up the stack, DROP_* dies. */
+enum shunt_reason {
+	SHUNT_PASS_NOT_IP,
+	SHUNT_PASS_NOT_TCP,
+	SHUNT_PASS_ODD_HEADER,      /* options, extension headers, fragments, more than one VLAN tag, of no flow */
+	SHUNT_PASS_NO_FLOW,         /* not a SYN and of no flow: the stack's own connection */
+	SHUNT_PASS_NO_VIP,
+	SHUNT_PASS_NO_SESSION,
+	SHUNT_PASS_LEASE_IDLE,
+	SHUNT_PASS_LEASE_EXPIRED,
+	SHUNT_PASS_LEASE_USED_UP,
+	SHUNT_PASS_GENERATION,
+	SHUNT_PASS_BACKEND_UNKNOWN,
+	SHUNT_PASS_BACKEND_DOWN,
+	SHUNT_PASS_BACKEND_ADMIN,
+	SHUNT_PASS_BACKEND_LOCAL,
+	SHUNT_PASS_BACKEND_FAMILY,
+	SHUNT_PASS_NO_NEIGHBOUR,
+	SHUNT_PASS_SAMPLED,
+	SHUNT_PASS_OPEN_FLOWS,
+	SHUNT_PASS_OVER_LIMIT,
+	SHUNT_PASS_BAD_CHECKSUM,
+	SHUNT_PASS_SYN_DATA,
+	SHUNT_PASS_LIVE_SOCKET,
+	SHUNT_PASS_NO_PORT,
+	SHUNT_PASS_TABLE_FULL,
+	SHUNT_PASS_CONNECT_FAILED,  /* a SYN repeated before the SYN-ACK: handed to the L7 */
+	SHUNT_PASS_ICMP,
+	SHUNT_DROP_MALFORMED,
+	SHUNT_DROP_ODD_HEADER,      /* options, extension headers or a fragment of a flow */
+	SHUNT_DROP_NO_NEIGHBOUR,
+	SHUNT_DROP_CONNECT_RESET,   /* RST before the SYN-ACK: the client's next SYN reaches the L7 */
+	SHUNT_DROP_BAD_RST,         /* RST whose sequence does not match, of a closed flow, ... */
+	SHUNT_DROP_FLOW_CLOSED,
+	SHUNT_DROP_TTL,
+	SHUNT_DROP_ICMP,
+	SHUNT_LOST_EVENT,           /* the ring of events was full (not a packet) */
+	SHUNT_REASON_MAX,
+};
+
+_Static_assert(sizeof(struct config) == 48, "config");
+_Static_assert(sizeof(struct vip_key) == 20, "vip_key");
+_Static_assert(sizeof(struct vip) == 32, "vip");
+_Static_assert(sizeof(struct backend) == 80, "backend");
+_Static_assert(sizeof(struct weight) == 64, "weight");
+_Static_assert(sizeof(struct admin_word) == 8, "admin_word");
+_Static_assert(sizeof(struct epoch) == 8, "epoch");
+_Static_assert(sizeof(struct session_key) == 24, "session_key");
+_Static_assert(sizeof(struct session) == 48, "session");
+_Static_assert(sizeof(struct session_use) == 32, "session_use");
+_Static_assert(sizeof(struct flow_key) == 36, "flow_key");
+_Static_assert(sizeof(struct flow) == 120, "flow");
+_Static_assert(sizeof(struct stat) == 48, "stat");
+_Static_assert(sizeof(struct event) == 72, "event");
+
+#endif

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"net/netip"
+	"net/url"
+	"sync/atomic"
+)
+
+// Backend is one instance of an inference server. An instance survives reloads while its pool, name and URL stay the
+// same; one that leaves and returns is a new instance with a slot of its own.
+type Backend struct {
+	id         ID
+	pool       string
+	generation uint32
+	slot       *Slot
+	admin      *AdminWord
+	spec       atomic.Pointer[BackendSpec]
+	health     atomic.Uint32
+	requests   atomic.Int64
+	gone       chan struct{}
+}
+
+// ID returns the backend's slot in the weight table.
+func (b *Backend) ID() ID { return b.id }
+
+// Pool returns the name of the backend's pool.
+func (b *Backend) Pool() string { return b.pool }
+
+// Generation tells this instance from others that had the same ID. It is never 0.
+func (b *Backend) Generation() uint32 { return b.generation }
+
+// Spec returns the configured part as the last reload left it.
+func (b *Backend) Spec() BackendSpec { return *b.spec.Load() }
+
+// Name returns the backend's name, unique in the fleet.
+func (b *Backend) Name() string { return b.spec.Load().Name }
+
+// URL returns the address of the inference server. The caller must not change it.
+func (b *Backend) URL() *url.URL { return b.spec.Load().URL }
+
+// Steer returns the address of the peer shunt on the backend's host, or the zero value.
+func (b *Backend) Steer() netip.AddrPort { return b.spec.Load().Steer }
+
+// Local reports whether the backend runs on this host.
+func (b *Backend) Local() bool { return b.spec.Load().Local }
+
+// Health returns what the checks say.
+func (b *Backend) Health() Health { return Health(b.health.Load()) }
+
+// SetHealth records the checks' word and returns the one before.
+func (b *Backend) SetHealth(h Health) Health { return Health(b.health.Swap(uint32(h))) }
+
+// Admin returns the operator's word. A value that is none of the defined ones counts as drain: whoever wrote it
+// wanted the backend out, and open requests are not cut by a slip.
+func (b *Backend) Admin() AdminState {
+	a := AdminState(b.admin.State.Load())
+	if a > AdminMaint {
+		return AdminDrain
+	}
+	return a
+}
+
+// SetAdmin records the operator's word. Both planes obey it at once.
+func (b *Backend) SetAdmin(a AdminState) { b.admin.State.Store(uint32(a)) }
+
+// Gone reports whether a reload took the backend away. Its open requests go on.
+func (b *Backend) Gone() bool {
+	select {
+	case <-b.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// Done is closed when a reload takes the backend away.
+func (b *Backend) Done() <-chan struct{} { return b.gone }
+
+// Eligible reports whether the backend may take new work. It is the one source of that answer for both planes.
+func (b *Backend) Eligible() bool {
+	return b.Health() == HealthUp && b.Admin() == AdminNone && !b.Gone()
+}
+
+// Load returns the tokens in flight: the front end's, and those that steered flows charge.
+func (b *Backend) Load() (l7, kernel int64) {
+	return b.slot.L7Tokens.Load(), b.slot.KernelTokens.Load()
+}
+
+// Limit returns the bound that the kernel holds new flows to.
+func (b *Backend) Limit() int64 { return b.slot.Limit.Load() }
+
+// Requests returns the front end's requests in flight.
+func (b *Backend) Requests() int64 { return b.requests.Load() }
+
+// Flows returns the open steered flows.
+func (b *Backend) Flows() int64 { return b.slot.KernelFlows.Load() }
+
+func (b *Backend) weight() float64 {
+	if w := b.spec.Load().Weight; w > 0 {
+		return float64(w)
+	}
+	return 1
+}
+
+func (b *Backend) tokens() int64 { return b.slot.L7Tokens.Load() + b.slot.KernelTokens.Load() }
+
+// idle reports whether nothing is charged to the instance any more, so that its slot can serve another.
+func (b *Backend) idle() bool { return b.requests.Load() == 0 && b.slot.KernelFlows.Load() <= 0 }

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+const (
+	// meanWindow is the weight of the past in the running means: each sample counts 1/meanWindow.
+	meanWindow = 32
+	// firstOutputMean is the output expected of a request before any was seen, in tokens.
+	firstOutputMean = 256
+)
+
+// Pool is the backends that serve the same models under one policy.
+type Pool struct {
+	name       string
+	outputMean atomic.Uint64 // bits of a float64
+	ticketMean atomic.Uint64
+
+	mu       sync.Mutex
+	rand     *rand.Rand
+	models   []string
+	chooser  Chooser
+	backends []*Backend
+	buf      []Candidate
+}
+
+func newPool(name string) *Pool {
+	p := &Pool{name: name, rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+	p.outputMean.Store(math.Float64bits(firstOutputMean))
+	p.ticketMean.Store(math.Float64bits(firstOutputMean))
+	return p
+}
+
+// Name returns the pool's name.
+func (p *Pool) Name() string { return p.name }
+
+// Models returns the model names that the pool serves; empty means any.
+func (p *Pool) Models() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.models
+}
+
+// Backends returns the pool's backends. The caller must not change the slice.
+func (p *Pool) Backends() []*Backend {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.backends
+}
+
+// Take picks a backend and charges it, in one atomic step: requests that arrive together see each other's weight.
+// The charge is q.PromptTokens and q.OutputTokens. Errors: ErrNoBackend, ErrOverloaded.
+func (p *Pool) Take(q *Query) (*Ticket, error) {
+	need := max(q.PromptTokens, 0) + max(q.OutputTokens, 0)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c, overloaded := p.candidates(q, need)
+	if len(c) == 0 {
+		if overloaded {
+			return nil, ErrOverloaded
+		}
+		return nil, ErrNoBackend
+	}
+	q.Rand = p.rand
+	i, why := p.chooser.Pick(q, c)
+	if i < 0 || i >= len(c) {
+		return nil, fmt.Errorf("pick backend in pool %s: policy chose %d of %d candidates", p.name, i, len(c))
+	}
+	b := c[i].Backend
+	t := &Ticket{backend: b, reason: why, prompt: max(q.PromptTokens, 0), output: max(q.OutputTokens, 0), left: need}
+	b.slot.L7Tokens.Add(need)
+	b.requests.Add(1)
+	move(&p.ticketMean, float64(need))
+	return t, nil
+}
+
+// Explain says where Take would send the request and why, and charges nothing.
+func (p *Pool) Explain(q *Query) (*Backend, Reason, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c, overloaded := p.candidates(q, max(q.PromptTokens, 0)+max(q.OutputTokens, 0))
+	if len(c) == 0 {
+		if overloaded {
+			return nil, "", ErrOverloaded
+		}
+		return nil, "", ErrNoBackend
+	}
+	q.Rand = p.rand
+	i, why := p.chooser.Pick(q, c)
+	if i < 0 || i >= len(c) {
+		return nil, "", fmt.Errorf("pick backend in pool %s: policy chose %d of %d candidates", p.name, i, len(c))
+	}
+	return c[i].Backend, why, nil
+}
+
+// candidates lists the backends that may take the request. A backend at its limit is left out; one that is idle
+// takes any request, or a prompt above the limit could never be served.
+func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool) {
+	c = p.buf[:0]
+	local := false
+	for _, b := range p.backends {
+		if !b.Eligible() || slices.Contains(q.Exclude, b.id) {
+			continue
+		}
+		spec := b.spec.Load()
+		tokens := b.tokens()
+		if spec.MaxInflightTokens > 0 && tokens > 0 && tokens+need > spec.MaxInflightTokens {
+			overloaded = true
+			continue
+		}
+		local = local || spec.Local
+		c = append(c, Candidate{ID: b.id, Weight: b.weight(), Tokens: tokens,
+			Requests: b.requests.Load() + max(b.slot.KernelFlows.Load(), 0), Backend: b})
+	}
+	p.buf = c
+	if q.LocalOnly && local {
+		c = slices.DeleteFunc(c, func(c Candidate) bool { return !c.Backend.Local() })
+	}
+	return c, overloaded
+}
+
+// ExpectedOutput returns the tokens that an answer is expected to have: the running mean of those seen, capped by
+// the request's own limit (0 = it sets none).
+func (p *Pool) ExpectedOutput(maxTokens int64) int64 {
+	mean := int64(math.Round(math.Float64frombits(p.outputMean.Load())))
+	if maxTokens > 0 {
+		return min(maxTokens, mean)
+	}
+	return mean
+}
+
+// ObserveOutput enters the length of a whole answer, in tokens.
+func (p *Pool) ObserveOutput(n int64) {
+	if n >= 0 {
+		move(&p.outputMean, float64(n))
+	}
+}
+
+// updateLimits sets the bound that the kernel holds new flows to: bounded load (Mirrokni, Thorup, Zadimoghaddam,
+// "Consistent Hashing with Bounded Loads", 2017) in tokens. A backend may carry factor times its share of the pool's
+// tokens; slack, or two requests of the mean size if that is more, lets an idle pool steer at all.
+func (p *Pool) updateLimits(factor float64, slack int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var total, weights float64
+	for _, b := range p.backends {
+		if b.Eligible() {
+			total += float64(max(b.tokens(), 0))
+			weights += b.weight()
+		}
+	}
+	slack = max(slack, int64(2*math.Float64frombits(p.ticketMean.Load())))
+	for _, b := range p.backends {
+		limit := int64(0)
+		if b.Eligible() {
+			limit = int64(math.Ceil(factor*total*b.weight()/weights)) + slack
+			if m := b.spec.Load().MaxInflightTokens; m > 0 {
+				limit = min(limit, m)
+			}
+		}
+		b.slot.Limit.Store(limit)
+	}
+}
+
+func move(mean *atomic.Uint64, sample float64) {
+	for {
+		old := mean.Load()
+		m := math.Float64frombits(old)
+		if mean.CompareAndSwap(old, math.Float64bits(m+(sample-m)/meanWindow)) {
+			return
+		}
+	}
+}
