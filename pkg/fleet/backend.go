@@ -40,7 +40,7 @@ func (b *Backend) Name() string { return b.spec.Load().Name }
 // URL returns the address of the inference server. The caller must not change it.
 func (b *Backend) URL() *url.URL { return b.spec.Load().URL }
 
-// Steer returns the address of the peer shunt on the backend's host, or the zero value.
+// Steer returns where the kernel steers the backend's sessions, or the zero value: never.
 func (b *Backend) Steer() netip.AddrPort { return b.spec.Load().Steer }
 
 // Local reports whether the backend runs on this host.

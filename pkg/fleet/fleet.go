@@ -54,14 +54,16 @@ const (
 	AdminMaint
 )
 
-func (a AdminState) String() string { return [...]string{"ready", "drain", "maint", "invalid"}[min(a, 3)] }
+func (a AdminState) String() string {
+	return [...]string{"ready", "drain", "maint", "invalid"}[min(a, 3)]
+}
 
 // BackendSpec is the configured part of a backend. Name is unique in the whole fleet and at most 31 bytes.
 type BackendSpec struct {
 	Name              string
 	URL               *url.URL       // scheme, host and optional path prefix of the inference server
 	Weight            int            // capacity relative to the others; 0 means 1
-	Steer             netip.AddrPort // the peer shunt on that host; zero = none
+	Steer             netip.AddrPort // where the kernel steers its sessions: the peer shunt or the engine; zero = never
 	MaxInflightTokens int64          // 0 = no bound
 	Local             bool           // runs on this host
 }

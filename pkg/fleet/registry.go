@@ -133,6 +133,9 @@ func (f *Fleet) Apply(specs []PoolSpec) error {
 	}
 
 	// From here nothing can fail.
+	for _, b := range fresh {
+		delete(f.known, b.Name())
+	}
 	unlisted := 0
 	for i, ps := range specs {
 		p := old.byName[ps.Name]
@@ -217,7 +220,6 @@ var errNoSlot = errors.New("every slot of the weight table is in use; wait until
 func (f *Fleet) admit(pool string, spec BackendSpec) (*Backend, error) {
 	k, known := f.known[spec.Name]
 	known = known && k.ID > 0 && k.ID < MaxBackends && f.owner[k.ID] == nil
-	delete(f.known, spec.Name)
 	if known && (k.Steer == spec.Steer || f.table.Slots[k.ID].KernelFlows.Load() <= 0) {
 		b := f.newBackend(k.ID, pool, spec)
 		if k.Steer == spec.Steer && k.Generation != 0 {
@@ -226,7 +228,7 @@ func (f *Fleet) admit(pool string, spec BackendSpec) (*Backend, error) {
 		return b, nil
 	}
 	reserved := map[ID]bool{}
-	for _, k := range f.known {
+	for _, k := range f.known { // with its own slot if flows there go to another address
 		reserved[k.ID] = true
 	}
 	for pass := range 2 {
