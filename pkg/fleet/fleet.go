@@ -90,6 +90,7 @@ type Query struct {
 	Model        string
 	Session      uint64 // hash of the session; 0 = none
 	Home         ID     // backend that holds the session; 0 = none or unknown
+	HomeFull     bool   // set by Take: the home is up, but at its limit of tokens in flight
 	PromptTokens int64
 	OutputTokens int64 // expected, capped by the request's own limit
 	Exclude      []ID  // backends tried before for this request

@@ -106,6 +106,7 @@ func (p *Pool) Explain(q *Query) (*Backend, Reason, error) {
 func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool) {
 	c = p.buf[:0]
 	local := false
+	q.HomeFull = false
 	for _, b := range p.backends {
 		if !b.Eligible() || slices.Contains(q.Exclude, b.id) {
 			continue
@@ -114,6 +115,7 @@ func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool)
 		tokens := b.tokens()
 		if spec.MaxInflightTokens > 0 && tokens > 0 && tokens+need > spec.MaxInflightTokens {
 			overloaded = true
+			q.HomeFull = q.HomeFull || b.id == q.Home
 			continue
 		}
 		local = local || spec.Local
