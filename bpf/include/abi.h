@@ -9,26 +9,29 @@
 #ifndef SHUNT_ABI_H
 #define SHUNT_ABI_H
 
+#include <linux/bpf.h>
 #include <linux/types.h>
 
-#define SHUNT_ABI 1 /* part of the pin directory's name; raised by every change of this file that changes a map */
-
-#define SHUNT_MAX_BACKENDS 1024   /* ids 1..1023; 0 means none */
-#define SHUNT_MAX_VIPS 64
-#define SHUNT_MAX_SESSIONS 65536
-#define SHUNT_MAX_FLOWS 262144    /* entries; a connection has two */
-#define SHUNT_EVENTS_BYTES (1 << 20)
-#define SHUNT_NAME_LEN 32
+enum shunt_sizes {
+	SHUNT_ABI = 1, /* part of the pin directory's name; raised by every change of this file that changes a map */
+	SHUNT_MAX_BACKENDS = 1024, /* ids 1..1023; 0 means none */
+	SHUNT_MAX_VIPS = 64,
+	SHUNT_MAX_SESSIONS = 65536,
+	SHUNT_MAX_FLOWS = 262144, /* entries; a connection has two */
+	SHUNT_EVENTS_BYTES = 1 << 20,
+	SHUNT_NAME_LEN = 32,
+};
 
 enum shunt_mode { SHUNT_MODE_OFF, SHUNT_MODE_NAT, SHUNT_MODE_DSR };
 
 /* Health as the L7 sees it. Only UP takes new connections. */
 enum shunt_state { SHUNT_STATE_NONE, SHUNT_STATE_UP, SHUNT_STATE_DOWN };
 
-/* The operator's word on a backend; both planes obey it. */
+/* The operator's word on a backend; both planes obey it. Any value that is not NONE keeps new work away. */
 enum shunt_admin { SHUNT_ADMIN_NONE, SHUNT_ADMIN_DRAIN, SHUNT_ADMIN_MAINT };
 
-enum shunt_pin_flags { SHUNT_PIN_STATIC = 1 /* written by the operator: honoured and kept by the daemon */ };
+/* shunt_sessions.flags */
+enum shunt_pin_flags { SHUNT_PIN_STATIC = 1 /* written by the operator: never idle, honoured and kept by the daemon */ };
 
 /* shunt_backends.flags */
 enum shunt_backend_flags { SHUNT_BACKEND_LOCAL = 1 /* the steered address is on this host: pass to the local L7 */ };
@@ -41,20 +44,22 @@ enum shunt_flow_flags {
 	SHUNT_FLOW_CFIN = 1 << 4,    /* the client sent FIN */
 	SHUNT_FLOW_BFIN = 1 << 5,    /* the backend sent FIN */
 	SHUNT_FLOW_BFIN1 = 1 << 6,   /* the backend sent FIN first: its TIME_WAIT holds the NAT port */
-	SHUNT_FLOW_RST = 1 << 7,
-	SHUNT_FLOW_SUSPECT = 1 << 8, /* a RST whose sequence did not match */
-	SHUNT_FLOW_CLOSED = 1 << 9,  /* charge given back; set once, by fetch_or */
+	SHUNT_FLOW_RST = 1 << 7,     /* a RST whose sequence was exact */
+	SHUNT_FLOW_SUSPECT = 1 << 8, /* a RST whose sequence did not match; cleared by the next other packet */
+	SHUNT_FLOW_CLOSED = 1 << 9,  /* accounts settled (charge, flow count, open count); whoever sets it does it */
+	SHUNT_FLOW_DEAD = 1 << 10,   /* about to be deleted, by whoever set this */
+	SHUNT_FLOW_HELD = 1 << 11,   /* reverse entry without its forward entry: only holds the NAT port */
 };
 
 struct config {
 	__u32 abi;
 	__u32 flags;
-	__u64 session_idle_ns;   /* lease.idle: a pin unused for longer is void */
+	__u64 session_idle_ns;   /* lease.idle: a pin unused for longer is void; 0 = no bound */
 	__u64 heartbeat_ns;      /* written several times a second by the daemon */
 	__u64 heartbeat_max_ns;  /* older than this: the L7 is not there; nothing is sampled */
 	__u32 sample;            /* 1 of this many connections of a pinned address passes to the L7; 0 = none */
 	__u32 flows_per_session; /* open flows allowed to an address: flows_per_session * sessions + flows_slack */
-	__u32 flows_slack;
+	__u32 flows_slack;       /* both 0 = no bound */
 	__u32 pad;
 };
 
@@ -73,6 +78,7 @@ struct vip {
 	__u32 flags;
 };
 
+/* Written before the backend's word in shunt_epochs is raised: a flow reads the epoch first. */
 struct backend {
 	__u8 addr[16];     /* where steered connections go */
 	__u8 mac[6];       /* next hop; all zero = unknown: SYNs pass to the L7 */
@@ -89,10 +95,11 @@ struct backend {
 /* One cache line. One owner a word: the L7 writes the first two, the kernel the others. */
 struct weight {
 	__s64 l7_tokens;
-	__s64 limit;        /* l7_tokens + kernel_tokens + charge may not exceed it; 0 = no new steered flow */
+	__s64 limit;            /* l7_tokens + kernel_tokens + charge may not exceed it; 0 = no new steered flow */
 	__s64 kernel_tokens;
 	__s64 kernel_flows;
-	__u64 pad[4];
+	__s64 kernel_half_open; /* part of kernel_tokens whose handshake is not complete: not to be believed in routing */
+	__u64 pad[3];
 };
 
 struct admin_word {
@@ -114,23 +121,23 @@ struct session_key {
 struct session {
 	__u32 backend;
 	__u32 generation;   /* 0 = any */
-	__u64 since_ns;     /* when the pin was written */
+	__u64 since_ns;     /* when the pin was written; 0 counts as the kernel's start, so an idle bound voids it */
 	__u64 expires_ns;   /* lease.max; 0 = never */
 	__u32 tokens;       /* charge of one connection */
 	__u32 connections;  /* lease.connections: how many the pin serves; 0 = no bound */
-	__u32 sessions;     /* sessions known behind this address, at least 1 */
-	__u32 flags;
+	__u32 sessions;     /* sessions known behind this address; 0 counts as 1 */
+	__u32 flags;        /* enum shunt_pin_flags */
 	__u32 serial;       /* differs for each pin of one key, so that the use record starts anew */
 	__u32 pad;
 };
 
 struct session_use {
-	__u64 last_ns;
-	__u32 serial;
+	__u64 last_ns;      /* last connection that was steered */
+	__u32 serial;       /* of the pin that connections counts for */
 	__u32 connections;  /* used by the pin with this serial */
 	__s32 open;         /* open flows of the address, over all pins */
-	__u32 window;       /* sampling: position in the window (see flow.h) */
-	__u32 pick;
+	__u32 seen;         /* connections that could be steered, over all pins; places the samples (see sample.h) */
+	__u32 seed;         /* random, set when the record is made */
 	__u32 sampled;      /* connections passed to the L7 as samples */
 };
 
@@ -149,12 +156,18 @@ struct flow {
 	__u32 oif;
 	__u8 dst_mac[6];
 	__u8 src_mac[6];
+	__u8 peer_mac[6];   /* who sends us this direction's packets; a forward entry compares it to relearn the client's side */
+	__u16 l3_diff;      /* what the rewrite adds to the IPv4 header's sum and to TCP's (RFC 1624, network order) */
+	__u16 l4_diff;
+	__u16 pad;
+	__u32 iif;          /* where this direction's packets come in */
 	__u32 backend;
 	__u32 vip_id;
-	__u32 flags;        /* enum shunt_flow_flags, by fetch_or */
-	__u32 ack;          /* highest acknowledgement seen in this direction */
+	__u32 flags;        /* enum shunt_flow_flags, by fetch_or; shared ones in the forward entry only */
+	__u32 ack;          /* last acknowledgement seen in this direction */
+	__u32 generation;   /* of the backend when the flow was opened */
 	__s64 charge;       /* tokens charged to the backend; given back by exchange with 0 */
-	__u64 epoch;
+	__u64 epoch;        /* of the backend when oif and the MACs were read */
 	__u64 created_ns;
 	__u64 last_ns;      /* at most one write a second */
 	__u64 packets;
@@ -188,9 +201,11 @@ struct event {
 
 /* Why a packet was not forwarded. PASS_* goes up the stack, DROP_* dies. */
 enum shunt_reason {
+	SHUNT_REASON_NONE,          /* forwarded */
 	SHUNT_PASS_NOT_IP,
+	SHUNT_PASS_VLAN,            /* tagged: never steered */
 	SHUNT_PASS_NOT_TCP,
-	SHUNT_PASS_ODD_HEADER,      /* options, extension headers, fragments, more than one VLAN tag, of no flow */
+	SHUNT_PASS_ODD_HEADER,      /* options, extension headers, fragments, cut short: of no flow */
 	SHUNT_PASS_NO_FLOW,         /* not a SYN and of no flow: the stack's own connection */
 	SHUNT_PASS_NO_VIP,
 	SHUNT_PASS_NO_SESSION,
@@ -213,17 +228,31 @@ enum shunt_reason {
 	SHUNT_PASS_NO_PORT,
 	SHUNT_PASS_TABLE_FULL,
 	SHUNT_PASS_CONNECT_FAILED,  /* a SYN repeated before the SYN-ACK: handed to the L7 */
-	SHUNT_PASS_ICMP,
-	SHUNT_DROP_MALFORMED,
-	SHUNT_DROP_ODD_HEADER,      /* options, extension headers or a fragment of a flow */
-	SHUNT_DROP_NO_NEIGHBOUR,
+	SHUNT_PASS_ICMP,            /* frag-needed or packet-too-big of no flow */
+	SHUNT_DROP_ODD_HEADER,      /* options, extension headers or a fragment of a flow, or one cut short */
 	SHUNT_DROP_CONNECT_RESET,   /* RST before the SYN-ACK: the client's next SYN reaches the L7 */
-	SHUNT_DROP_BAD_RST,         /* RST whose sequence does not match, of a closed flow, ... */
-	SHUNT_DROP_FLOW_CLOSED,
-	SHUNT_DROP_TTL,
-	SHUNT_DROP_ICMP,
+	SHUNT_DROP_FLOW_CLOSED,     /* for a NAT port that is only held */
+	SHUNT_DROP_ICMP,            /* for a NAT port that is only held, or too short to translate */
 	SHUNT_LOST_EVENT,           /* the ring of events was full (not a packet) */
 	SHUNT_REASON_MAX,
+};
+
+/* shunt_drops; the reason is repeated in the value so that a dump prints its name. */
+struct drop {
+	__u64 count;
+	enum shunt_reason reason;
+	__u32 pad;
+};
+
+/* shunt_state: the kernel's own, one entry. */
+struct state {
+	struct bpf_timer timer; /* the sweep's */
+	__u64 sweeps;
+	__u64 swept_ns;         /* when the last sweep ended; the daemon re-arms when this stands still */
+	__u64 sweep_took_ns;
+	__u64 expired;          /* entries deleted by sweeps */
+	__u32 entries;          /* of shunt_flows, at the last sweep */
+	__u32 next_port;        /* counter of NAT ports; random start */
 };
 
 _Static_assert(sizeof(struct config) == 48, "config");
@@ -237,8 +266,10 @@ _Static_assert(sizeof(struct session_key) == 24, "session_key");
 _Static_assert(sizeof(struct session) == 48, "session");
 _Static_assert(sizeof(struct session_use) == 32, "session_use");
 _Static_assert(sizeof(struct flow_key) == 36, "flow_key");
-_Static_assert(sizeof(struct flow) == 120, "flow");
+_Static_assert(sizeof(struct flow) == 136, "flow");
 _Static_assert(sizeof(struct stat) == 48, "stat");
 _Static_assert(sizeof(struct event) == 72, "event");
+_Static_assert(sizeof(struct drop) == 16, "drop");
+_Static_assert(sizeof(struct state) == 56, "state");
 
 #endif
