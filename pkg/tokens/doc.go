@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tokens counts the tokens of texts with OpenAI's public vocabularies.
+//
+// # What a count means
+//
+// A count is what tiktoken's encode_ordinary returns: special tokens in a text, such as <|endoftext|>, are counted as
+// the plain text that they are. It weighs a request for routing. For a model with another tokenizer than the two
+// vocabularies here (cl100k_base and o200k_base; o200k_harmony counts as o200k_base, from which it differs in special
+// tokens only) it is an estimate even where Count.Estimated is false.
+//
+// The vocabularies are part of the binary. Nothing is downloaded, and no cache directory is read. Each vocabulary's
+// tables are built once in a process, on first use by New, and shared by every Counter: about 12 MB of heap for
+// cl100k_base and 24 MB for o200k_base. Everything here is safe for concurrent use.
+//
+// # Bounds
+//
+// The work for one call of CountAll, that is for one request, is bounded whatever the text is:
+//
+//   - A run of characters that the vocabulary's pattern could take as one piece (letters, white space, punctuation and
+//     symbols, slashes and line ends) is cut every MaxRun bytes, because the cost of one piece grows with the square
+//     of its length. A cut can add or hide a token where it falls: at most about one a cut. Measured at 512 bytes: 0.12 %
+//     too many on Chinese without any punctuation, less on all else, nothing on English, code, base64 and on one character
+//     repeated.
+//   - At most MaxBytes are encoded in a call; each text is charged a small extra for its own overhead. Beyond that,
+//     blocks of 4 KiB are taken at even distances over all the texts, and the rest is estimated from the tokens per byte
+//     found in them. The estimate is off by as much as the text's density changes between the blocks.
+//   - Texts counted before are remembered in a table of fixed size, keyed by a hash with a random seed of the process, and
+//     cost nothing of MaxBytes. So a long conversation, sent anew with each turn, is counted in full as it grows.
+//
+// In both of the first two cases Count.Estimated is true. Whether a long text is estimated or counted may thus depend on
+// what was counted before it.
+//
+// # Errors
+//
+// New and Counter.Encoding return ErrUnknownEncoding, with the names that exist, for a name that does not exist. New
+// returns an error too for a pattern of model names that it cannot read. Counting returns no error: an unknown model gets
+// the default encoding, and bytes that are not UTF-8 count as U+FFFD.
+package tokens
