@@ -25,6 +25,7 @@ export SHUNTSIM_BIN := $(CURDIR)/bin/shuntsim
 
 E2E  := ./pkg/e2e/...
 UNIT  = $(shell $(GO) list ./... | grep -v /pkg/e2e)
+RACE  = $(shell $(GO) list ./pkg/... | grep -v -e /pkg/e2e -e /pkg/house)
 
 .DEFAULT_GOAL := help
 .PHONY: help build generate test race e2e bench soak lint demo clean
@@ -46,9 +47,9 @@ test: build ## run go vet and every test that this machine allows; says what was
 	$(GO) vet ./...
 	$(GO) run ./scripts/testsum -count=1 -vet=off -p $(JOBS) $(UNIT) -- -count=1 -vet=off -p 1 -timeout 20m $(E2E)
 
-race: ## run the tests of all packages but e2e under the race detector (needs a C compiler)
+race: ## run the packages' tests but e2e under the race detector (needs a C compiler)
 	@command -v $${CC:-gcc} >/dev/null || { echo "make race: the race detector needs a C compiler; Debian: apt-get install gcc libc6-dev" >&2; exit 1; }
-	CGO_ENABLED=1 $(GO) run ./scripts/testsum -race -count=1 -vet=off -p $(JOBS) -timeout 20m $(UNIT)
+	CGO_ENABLED=1 $(GO) run ./scripts/testsum -race -count=1 -vet=off -p $(JOBS) -timeout 20m $(RACE)
 
 e2e: build ## run the end-to-end tests only, talking
 	$(GO) test -count=1 -v -timeout 20m $(E2E)
