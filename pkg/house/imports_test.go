@@ -4,6 +4,7 @@ package house
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -197,5 +198,25 @@ func TestDaemonHoldsNothingOfTheLab(t *testing.T) {
 	}
 	if !found {
 		t.Skip("cmd/shunt is not there")
+	}
+}
+
+// TestMapNamesEveryPackage keeps pkg/README.md true.
+func TestMapNamesEveryPackage(t *testing.T) {
+	b, err := os.ReadFile(root + "/pkg/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string]bool{}
+	for line := range strings.Lines(string(b)) {
+		if name, ok := strings.CutPrefix(line, "| `"); ok {
+			name, _, _ = strings.Cut(name, "`")
+			named["pkg/"+name] = true
+		}
+	}
+	for _, p := range packages(t) {
+		if strings.HasPrefix(p.rel(), "pkg/") && !named[p.rel()] {
+			t.Errorf("pkg/README.md has no line on %s", p.rel())
+		}
 	}
 }
