@@ -194,8 +194,9 @@ func promptTokens(raw json.RawMessage) ([][]uint32, error) {
 		texts = []string{text}
 	case json.Unmarshal(raw, &texts) == nil:
 	case json.Unmarshal(raw, &ids) == nil:
-		lists = [][]uint32{ids}
+		texts, lists = nil, [][]uint32{ids} // an attempt that fails may leave elements behind
 	case json.Unmarshal(raw, &lists) == nil:
+		texts = nil
 	default:
 		return nil, fmt.Errorf("prompt must be a string, a list of strings or of token ids")
 	}

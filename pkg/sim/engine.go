@@ -59,7 +59,7 @@ type Seq struct {
 	computed int           // tokens whose keys and values are in blocks
 	planned  int           // tokens that the current step computes
 	blocks   []int32
-	hashed   int // blocks published
+	hashed   int  // blocks published
 	seen     bool // counted in the stats
 	queued   bool // FixedTiming: it found no place when it arrived
 }
