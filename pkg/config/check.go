@@ -12,7 +12,11 @@ import (
 	"strings"
 )
 
-const maxName = 31 // bytes of a name in the kernel's maps, the final zero left out
+const (
+	maxName     = 31   // bytes of a name in the kernel's maps, the final zero left out
+	MaxBackends = 1023 // backends of a configuration: slots of the weight table but the first
+	maxVIPs     = 64
+)
 
 // Host is what Validate has to know of the machine. Zero fields are unknown and not checked.
 type Host struct {
@@ -29,15 +33,6 @@ func backendPath(i, j int) string { return fmt.Sprintf("pools[%d].backends[%d]",
 func (c *Config) derive(p *problems) {
 	if c.Admin.Socket != "" && !c.src.wrote("admin.listen") {
 		c.Admin.Listen = netip.AddrPort{}
-	}
-	if i := slices.Index(c.Paths, "default"); i >= 0 {
-		list := slices.Concat(c.Paths[:i], DefaultPaths, c.Paths[i+1:])
-		c.Paths = list[:0:0]
-		for _, s := range list {
-			if s != "default" && !slices.Contains(c.Paths, s) {
-				c.Paths = append(c.Paths, s)
-			}
-		}
 	}
 	for i := range c.Pools {
 		for j := range c.Pools[i].Backends {
@@ -153,6 +148,13 @@ func (c *Config) checkPools(p *problems, host Host) {
 	if len(c.Pools) == 0 {
 		p.add("pools", "no pool: write at least one pool with one backend")
 	}
+	n := 0
+	for _, pool := range c.Pools {
+		n += len(pool.Backends)
+	}
+	if n > MaxBackends {
+		p.add("pools", "%d backends: at most %d", n, MaxBackends)
+	}
 	names, backends, models := map[string]string{}, map[string]string{}, map[string]string{}
 	urls := map[string]string{}
 	catchAll := ""
@@ -238,6 +240,7 @@ func (c *Config) checkPaths(p *problems) {
 	for i, s := range c.Paths {
 		at := fmt.Sprintf("paths[%d]", i)
 		switch {
+		case s == defaultPaths:
 		case !strings.HasPrefix(s, "/"):
 			p.add(at, "%q does not begin with / (the only other word is default)", s)
 		case strings.ContainsAny(s, "?#%\\ \t\r\n"):
@@ -245,13 +248,33 @@ func (c *Config) checkPaths(p *problems) {
 		case path.Clean(s) != s:
 			p.add(at, "%q: write %q", s, path.Clean(s))
 		default:
-			for _, seg := range strings.Split(s, "/") {
-				if strings.Contains(seg, "*") && seg != "*" {
-					p.add(at, "%q: a * stands for one whole segment", s)
+			segments := strings.Split(s, "/")
+			for k, seg := range segments {
+				if strings.Contains(seg, "*") && seg != "*" && (seg != "**" || k < len(segments)-1) {
+					p.add(at, "%q: * stands for one whole segment, a last ** for one or more", s)
 				}
 			}
 		}
 	}
+}
+
+const defaultPaths = "default" // the word in paths
+
+// AllowedPaths is the allow-list with the word default replaced by the front end's own list.
+func (c *Config) AllowedPaths(inference []string) []string {
+	var list []string
+	for _, s := range c.Paths {
+		add := []string{s}
+		if s == defaultPaths {
+			add = inference
+		}
+		for _, a := range add {
+			if !slices.Contains(list, a) {
+				list = append(list, a)
+			}
+		}
+	}
+	return list
 }
 
 // Encodings gives the token counter's default encoding and model table: the file's own models, then those of the pools

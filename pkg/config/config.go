@@ -22,7 +22,7 @@ type Config struct {
 	Listen    netip.AddrPort `yaml:"listen" default:"0.0.0.0:8080" doc:"Address and port that clients connect to. :PORT listens on every address of both families."`
 	Admin     Admin          `yaml:"admin" doc:"The operator's listener: health, metrics, status and control."`
 	Pools     []Pool         `yaml:"pools" doc:"Backends that serve the same models, with one policy. At least one pool."`
-	Paths     []string       `yaml:"paths" default:"default" doc:"Request paths that are forwarded; all others are 404. A * stands for one path segment. The word default stands for the inference routes of the OpenAI, Anthropic and KServe v2 APIs."`
+	Paths     []string       `yaml:"paths" default:"default" doc:"Request paths that are forwarded; all others are 404. A * stands for one path segment, a last ** for one or more. The word default stands for the inference routes of the OpenAI, Anthropic and KServe v2 APIs."`
 	Timeouts  Timeouts       `yaml:"timeouts" doc:"How long shunt waits, for what."`
 	Retries   Retries        `yaml:"retries" doc:"Second attempts on another backend, before the first byte of an answer only."`
 	Limits    Limits         `yaml:"limits" doc:"Bounds of the front end."`
@@ -156,24 +156,4 @@ type Lease struct {
 	Max         time.Duration `yaml:"max" default:"30m" range:"1s..168h" doc:"A pin older than this is void: the front end decides anew."`
 	Connections int           `yaml:"connections" default:"64" range:"1..1000000" doc:"Connections that one pin serves."`
 	Sample      int           `yaml:"sample" default:"16" range:"2..65536" doc:"One of so many connections of a pinned address passes to the front end, so that an address with several sessions shows itself."`
-}
-
-// DefaultPaths is what the word default in paths stands for.
-var DefaultPaths = []string{
-	"/v1/chat/completions",
-	"/v1/completions",
-	"/v1/embeddings",
-	"/v1/responses",
-	"/v1/messages",
-	"/v1/messages/count_tokens",
-	"/v1/models",
-	"/v1/models/*",
-	"/v1/moderations",
-	"/v1/rerank",
-	"/v1/score",
-	"/v1/audio/speech",
-	"/v1/audio/transcriptions",
-	"/v1/audio/translations",
-	"/v1/images/generations",
-	"/v2/models/*/infer",
 }

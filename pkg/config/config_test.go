@@ -135,8 +135,8 @@ func TestFull(t *testing.T) {
 	if c.Timeouts.Idle != 90*time.Second || c.Limits.MaxBody != 64<<20 || c.Tokens.MaxBytes != 1e6 {
 		t.Errorf("values: %+v %+v %+v", c.Timeouts, c.Limits, c.Tokens)
 	}
-	if !slices.Contains(c.Paths, "/v1/chat/completions") || !slices.Contains(c.Paths, "/tokenize") || slices.Contains(c.Paths, "default") {
-		t.Errorf("paths: %v", c.Paths)
+	if got := c.AllowedPaths([]string{"/v1/a", "/tokenize"}); !slices.Equal(got, []string{"/v1/a", "/tokenize", "/v2/models/*/generate"}) {
+		t.Errorf("paths: %v", got)
 	}
 	if !slices.Contains(c.Steering.Ingress, netip.MustParsePrefix("10.0.8.7/32")) {
 		t.Errorf("ingress: %v", c.Steering.Ingress)
@@ -159,7 +159,7 @@ func TestDefaults(t *testing.T) {
 	if c.Steering.Mode != ModeOff || c.Steering.NATPorts != (PortRange{20000, 32767}) || c.Admin.Listen.String() != "127.0.0.1:9090" {
 		t.Errorf("%+v", c)
 	}
-	if !slices.Equal(c.Paths, DefaultPaths) || len(c.Session.Headers) != 7 {
+	if !slices.Equal(c.AllowedPaths([]string{"/v1/a"}), []string{"/v1/a"}) || len(c.Session.Headers) != 7 {
 		t.Errorf("lists: %v %v", c.Paths, c.Session.Headers)
 	}
 }

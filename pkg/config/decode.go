@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
@@ -19,7 +20,7 @@ import (
 
 const (
 	maxFile  = 4 << 20 // bytes of a configuration file
-	maxNodes = 1 << 18 // values read, aliases counted each time: an alias cannot blow a small file up
+	maxNodes = 1 << 16 // values read, aliases counted each time: an alias cannot blow a small file up
 )
 
 // Load reads, decodes and checks a file. The error is an *Error with every problem, or one of reading the file.
@@ -143,7 +144,12 @@ type field struct {
 	span          string // range tag
 }
 
+var schema sync.Map // reflect.Type -> []field
+
 func fieldsOf(t reflect.Type) []field {
+	if list, ok := schema.Load(t); ok {
+		return list.([]field)
+	}
 	var list []field
 	for i := range t.NumField() {
 		sf := t.Field(i)
@@ -157,6 +163,7 @@ func fieldsOf(t reflect.Type) []field {
 		}
 		list = append(list, f)
 	}
+	schema.Store(t, list)
 	return list
 }
 

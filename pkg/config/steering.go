@@ -69,6 +69,9 @@ func (c *Config) checkSteering(p *problems, host Host) {
 // checkAddresses checks what holds in every mode.
 func (c *Config) checkAddresses(p *problems) {
 	s := &c.Steering
+	if len(s.VIP) > maxVIPs {
+		p.add("steering.vip", "%d addresses: at most %d", len(s.VIP), maxVIPs)
+	}
 	for i, a := range s.VIP {
 		at := fmt.Sprintf("steering.vip[%d]", i)
 		if slices.Contains(s.VIP[:i], a) {
@@ -183,7 +186,7 @@ func (c *Config) checkEngine(p *problems) {
 			p.warn(key, "does not hold on connections with target engine")
 		}
 	}
-	if c.src.wrote("paths") && !slices.Contains(c.Paths, DefaultPaths[0]) {
+	if c.src.wrote("paths") && !slices.Contains(c.Paths, defaultPaths) {
 		p.add("paths", "only the front end enforces it, and with target engine every path of the engine is open: remove it or use target peer")
 	}
 	for i, pool := range c.Pools {
