@@ -70,6 +70,7 @@ type podSpec struct {
 	NodeSelector                  map[string]string   `yaml:"nodeSelector"`
 	Tolerations                   []map[string]string `yaml:"tolerations"`
 	TerminationGracePeriodSeconds int                 `yaml:"terminationGracePeriodSeconds"`
+	InitContainers                []container         `yaml:"initContainers"`
 	Containers                    []container         `yaml:"containers"`
 	Volumes                       []volume            `yaml:"volumes"`
 }
@@ -78,6 +79,7 @@ type container struct {
 	Name            string   `yaml:"name"`
 	Image           string   `yaml:"image"`
 	ImagePullPolicy string   `yaml:"imagePullPolicy"`
+	Command         []string `yaml:"command"`
 	Args            []string `yaml:"args"`
 	Ports           []struct {
 		Name          string `yaml:"name"`
@@ -105,12 +107,22 @@ type container struct {
 			Type string `yaml:"type"`
 		} `yaml:"seccompProfile"`
 	} `yaml:"securityContext"`
-	VolumeMounts []struct {
-		Name             string `yaml:"name"`
-		MountPath        string `yaml:"mountPath"`
-		ReadOnly         bool   `yaml:"readOnly"`
-		MountPropagation string `yaml:"mountPropagation"`
-	} `yaml:"volumeMounts"`
+	VolumeMounts []volumeMount `yaml:"volumeMounts"`
+}
+
+type volumeMount struct {
+	Name             string `yaml:"name"`
+	MountPath        string `yaml:"mountPath"`
+	ReadOnly         bool   `yaml:"readOnly"`
+	MountPropagation string `yaml:"mountPropagation"`
+}
+
+func (c container) mount(name string) volumeMount {
+	i := slices.IndexFunc(c.VolumeMounts, func(m volumeMount) bool { return m.Name == name })
+	if i < 0 {
+		return volumeMount{}
+	}
+	return c.VolumeMounts[i]
 }
 
 type probe struct {
@@ -214,6 +226,7 @@ func TestDaemonSets(t *testing.T) {
 			checkPorts(t, c, cm)
 			checkVolumes(t, pod, c, cm)
 			checkSecurity(t, c, tt.privileged)
+			checkInit(t, pod.InitContainers, tt.privileged)
 		})
 	}
 }
@@ -299,11 +312,8 @@ func checkVolumes(t *testing.T, pod podSpec, c container, cm configMap) {
 func checkSecurity(t *testing.T, c container, privileged bool) {
 	t.Helper()
 	s := c.SecurityContext
-	propagation := map[bool]string{false: "HostToContainer", true: "Bidirectional"}[privileged]
-	for _, m := range c.VolumeMounts {
-		if m.Name == "bpffs" && m.MountPropagation != propagation {
-			t.Errorf("bpffs is mounted %q, want %q", m.MountPropagation, propagation)
-		}
+	if m := c.mount("bpffs"); m.MountPropagation != "HostToContainer" || m.ReadOnly {
+		t.Errorf("bpffs is mounted as %+v", m)
 	}
 	if s.Privileged != privileged || !s.ReadOnlyRootFilesystem || s.RunAsUser != 0 {
 		t.Errorf("security context %+v", s)
@@ -325,6 +335,27 @@ func checkSecurity(t *testing.T, c container, privileged bool) {
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
 		t.Errorf("adds %q, the systemd unit has %q", got, want)
+	}
+}
+
+// checkInit looks at who mounts the BPF file system. The daemon refuses to: in its own mount namespace the pins would
+// die with the pod. Only a privileged container can do it on the node.
+func checkInit(t *testing.T, init []container, privileged bool) {
+	t.Helper()
+	if !privileged {
+		if len(init) > 0 {
+			t.Errorf("has %d init containers, want none", len(init))
+		}
+		return
+	}
+	if len(init) != 1 {
+		t.Fatalf("has %d init containers, want 1", len(init))
+	}
+	c := init[0]
+	m := c.mount("bpffs")
+	if !c.SecurityContext.Privileged || m.MountPropagation != "Bidirectional" ||
+		!strings.HasSuffix(strings.Join(c.Command, " "), " "+m.MountPath) {
+		t.Errorf("init container runs %q with %+v", c.Command, m)
 	}
 }
 
