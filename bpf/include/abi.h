@@ -45,7 +45,7 @@ enum shunt_flow_flags {
 	SHUNT_FLOW_BFIN = 1 << 5,    /* the backend sent FIN */
 	SHUNT_FLOW_BFIN1 = 1 << 6,   /* the backend sent FIN first: its TIME_WAIT holds the NAT port */
 	SHUNT_FLOW_RST = 1 << 7,     /* a RST whose sequence was exact */
-	SHUNT_FLOW_SUSPECT = 1 << 8, /* a RST whose sequence did not match; cleared by the next other packet */
+	SHUNT_FLOW_SUSPECT = 1 << 8, /* a RST whose sequence did not match: accounts are settled if silence follows */
 	SHUNT_FLOW_CLOSED = 1 << 9,  /* accounts settled (charge, flow count, open count); whoever sets it does it */
 	SHUNT_FLOW_DEAD = 1 << 10,   /* about to be deleted, by whoever set this */
 	SHUNT_FLOW_HELD = 1 << 11,   /* reverse entry without its forward entry: only holds the NAT port */
@@ -139,6 +139,7 @@ struct session_use {
 	__u32 seen;         /* connections that could be steered, over all pins; places the samples (see sample.h) */
 	__u32 seed;         /* random, set when the record is made */
 	__u32 sampled;      /* connections passed to the L7 as samples */
+	__u64 failed_ns;    /* last connect that the backend refused or left unanswered: a static pin rests for a while */
 };
 
 struct flow_key {
@@ -165,7 +166,9 @@ struct flow {
 	__u32 vip_id;
 	__u32 flags;        /* enum shunt_flow_flags, by fetch_or; shared ones in the forward entry only */
 	__u32 ack;          /* last acknowledgement seen in this direction */
+	__u32 fin;          /* forward entry: what acknowledges the client's FIN */
 	__u32 generation;   /* of the backend when the flow was opened */
+	__u32 pad2;
 	__s64 charge;       /* tokens charged to the backend; given back by exchange with 0 */
 	__u64 epoch;        /* of the backend when oif and the MACs were read */
 	__u64 created_ns;
@@ -253,6 +256,8 @@ struct state {
 	__u64 expired;          /* entries deleted by sweeps */
 	__u32 entries;          /* of shunt_flows, at the last sweep */
 	__u32 next_port;        /* counter of NAT ports; random start */
+	__u32 swept_port;       /* that counter at the last sweep: when it stands and there were no entries, there are none */
+	__u32 pad;
 };
 
 _Static_assert(sizeof(struct config) == 48, "config");
@@ -264,12 +269,12 @@ _Static_assert(sizeof(struct admin_word) == 8, "admin_word");
 _Static_assert(sizeof(struct epoch) == 8, "epoch");
 _Static_assert(sizeof(struct session_key) == 24, "session_key");
 _Static_assert(sizeof(struct session) == 48, "session");
-_Static_assert(sizeof(struct session_use) == 32, "session_use");
+_Static_assert(sizeof(struct session_use) == 40, "session_use");
 _Static_assert(sizeof(struct flow_key) == 36, "flow_key");
-_Static_assert(sizeof(struct flow) == 136, "flow");
+_Static_assert(sizeof(struct flow) == 144, "flow");
 _Static_assert(sizeof(struct stat) == 48, "stat");
 _Static_assert(sizeof(struct event) == 72, "event");
 _Static_assert(sizeof(struct drop) == 16, "drop");
-_Static_assert(sizeof(struct state) == 56, "state");
+_Static_assert(sizeof(struct state) == 64, "state");
 
 #endif

@@ -91,7 +91,9 @@ type steerFlow struct {
 	VipId      uint32
 	Flags      uint32
 	Ack        uint32
+	Fin        uint32
 	Generation uint32
+	Pad2       uint32
 	Charge     int64
 	Epoch      uint64
 	CreatedNs  uint64
@@ -106,6 +108,19 @@ type steerFlowKey struct {
 	Dst   [16]uint8
 	Sport uint16
 	Dport uint16
+}
+
+type steerOpening struct {
+	_          structs.HostLayout
+	Flow       steerFlow
+	ReverseKey steerFlowKey
+	Session    steerSessionKey
+	Vip        steerVip
+	Backend    uint32
+	Charge     uint32
+	_          [4]byte
+	Epoch      uint64
+	Now        uint64
 }
 
 type steerSession struct {
@@ -139,6 +154,7 @@ type steerSessionUse struct {
 	Seen        uint32
 	Seed        uint32
 	Sampled     uint32
+	FailedNs    uint64
 }
 
 type steerShuntBackendFlags uint32
@@ -243,6 +259,8 @@ type steerState struct {
 	Expired     uint64
 	Entries     uint32
 	NextPort    uint32
+	SweptPort   uint32
+	Pad         uint32
 }
 
 type steerVip struct {
@@ -283,6 +301,7 @@ const (
 	steerMapShuntEpochs        = "shunt_epochs"
 	steerMapShuntEvents        = "shunt_events"
 	steerMapShuntFlows         = "shunt_flows"
+	steerMapShuntScratch       = "shunt_scratch"
 	steerMapShuntSessUse       = "shunt_sess_use"
 	steerMapShuntSessions      = "shunt_sessions"
 	steerMapShuntState         = "shunt_state"
@@ -297,6 +316,7 @@ const (
 	steerVarHalfOpenNs         = "half_open_ns"
 	steerVarHeldNs             = "held_ns"
 	steerVarIpv6On             = "ipv6_on"
+	steerVarRestNs             = "rest_ns"
 	steerVarRetryNs            = "retry_ns"
 	steerVarSweepNs            = "sweep_ns"
 	steerVarUnusedBackendFlags = "unused_backend_flags"
@@ -364,6 +384,7 @@ type steerMapSpecs struct {
 	ShuntEpochs   *ebpf.MapSpec `ebpf:"shunt_epochs"`
 	ShuntEvents   *ebpf.MapSpec `ebpf:"shunt_events"`
 	ShuntFlows    *ebpf.MapSpec `ebpf:"shunt_flows"`
+	ShuntScratch  *ebpf.MapSpec `ebpf:"shunt_scratch"`
 	ShuntSessUse  *ebpf.MapSpec `ebpf:"shunt_sess_use"`
 	ShuntSessions *ebpf.MapSpec `ebpf:"shunt_sessions"`
 	ShuntState    *ebpf.MapSpec `ebpf:"shunt_state"`
@@ -382,6 +403,7 @@ type steerVariableSpecs struct {
 	HalfOpenNs         *ebpf.VariableSpec `ebpf:"half_open_ns"`
 	HeldNs             *ebpf.VariableSpec `ebpf:"held_ns"`
 	Ipv6On             *ebpf.VariableSpec `ebpf:"ipv6_on"`
+	RestNs             *ebpf.VariableSpec `ebpf:"rest_ns"`
 	RetryNs            *ebpf.VariableSpec `ebpf:"retry_ns"`
 	SweepNs            *ebpf.VariableSpec `ebpf:"sweep_ns"`
 	UnusedBackendFlags *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
@@ -419,6 +441,7 @@ type steerMaps struct {
 	ShuntEpochs   *ebpf.Map `ebpf:"shunt_epochs"`
 	ShuntEvents   *ebpf.Map `ebpf:"shunt_events"`
 	ShuntFlows    *ebpf.Map `ebpf:"shunt_flows"`
+	ShuntScratch  *ebpf.Map `ebpf:"shunt_scratch"`
 	ShuntSessUse  *ebpf.Map `ebpf:"shunt_sess_use"`
 	ShuntSessions *ebpf.Map `ebpf:"shunt_sessions"`
 	ShuntState    *ebpf.Map `ebpf:"shunt_state"`
@@ -436,6 +459,7 @@ func (m *steerMaps) Close() error {
 		m.ShuntEpochs,
 		m.ShuntEvents,
 		m.ShuntFlows,
+		m.ShuntScratch,
 		m.ShuntSessUse,
 		m.ShuntSessions,
 		m.ShuntState,
@@ -455,6 +479,7 @@ type steerVariables struct {
 	HalfOpenNs         *ebpf.Variable `ebpf:"half_open_ns"`
 	HeldNs             *ebpf.Variable `ebpf:"held_ns"`
 	Ipv6On             *ebpf.Variable `ebpf:"ipv6_on"`
+	RestNs             *ebpf.Variable `ebpf:"rest_ns"`
 	RetryNs            *ebpf.Variable `ebpf:"retry_ns"`
 	SweepNs            *ebpf.Variable `ebpf:"sweep_ns"`
 	UnusedBackendFlags *ebpf.Variable `ebpf:"unused_backend_flags"`

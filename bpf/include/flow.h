@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The life of a flow after it was opened: pairs of entries, settled accounts, expiry.
+ *
+ * An entry is deleted only by whoever sets SHUNT_FLOW_DEAD, accounts are settled only by whoever sets
+ * SHUNT_FLOW_CLOSED: both by fetch_or, so each happens once however many processors, timers and packets meet.
+ */
+#ifndef SHUNT_FLOW_H
+#define SHUNT_FLOW_H
+
+#include "count.h"
+#include "maps.h"
+#include "parse.h"
+
+#define SECOND 1000000000ULL
+
+/* Functions that are not static are verified once, each by itself, and not again for every path that leads to them:
+ * inlined, this program is beyond the verifier's million. They see their arguments as memory that may be absent. */
+
+/* Constants of a loaded program; the daemon may set them before it loads, tests do. */
+const volatile __u64 half_open_ns = 3 * SECOND;
+const volatile __u64 established_ns = 7500 * SECOND; /* above RFC 5382's 2 h 4 min */
+const volatile __u64 fin_ns = 600 * SECOND;          /* only the backend has closed */
+const volatile __u64 closed_ns = 6 * SECOND;         /* for retransmissions; a stamp may be a second late */
+const volatile __u64 held_ns = 62 * SECOND;          /* the backend's TIME_WAIT is 60 s */
+
+static __always_inline __u32 flow_flags(const struct flow *f)
+{
+	return *(const volatile __u32 *)&f->flags;
+}
+
+static __always_inline __u32 flow_mark(struct flow *f, __u32 bits)
+{
+	return __sync_fetch_and_or(&f->flags, bits);
+}
+
+/* The key of the entry for packets that answer f's. */
+static __always_inline void flow_other_key(struct flow_key *k, const struct flow *f)
+{
+	addr_copy(k->src, f->dst);
+	addr_copy(k->dst, f->src);
+	k->sport = f->dport;
+	k->dport = f->sport;
+}
+
+/* Whether packets that answer f's have key k. */
+static __always_inline int flow_answers(const struct flow *f, const struct flow_key *k)
+{
+	return f->dport == k->sport && f->sport == k->dport && addr_equal(f->dst, k->src) && addr_equal(f->src, k->dst);
+}
+
+static __always_inline int flow_tcp_closed(__u32 flags)
+{
+	return flags & SHUNT_FLOW_RST || (flags & (SHUNT_FLOW_CFIN | SHUNT_FLOW_BFIN)) == (SHUNT_FLOW_CFIN | SHUNT_FLOW_BFIN);
+}
+
+static __always_inline __u64 flow_closed_limit(__u32 flags)
+{
+	return flags & SHUNT_FLOW_BFIN1 && !(flags & SHUNT_FLOW_RST) ? held_ns : closed_ns;
+}
+
+/* How long a connection with these flags of its forward entry may be silent. */
+static __always_inline __u64 flow_limit(__u32 flags)
+{
+	if (flow_tcp_closed(flags))
+		return flow_closed_limit(flags);
+	if (!(flags & SHUNT_FLOW_ESTAB))
+		return half_open_ns;
+	if (flags & SHUNT_FLOW_BFIN)
+		return fin_ns;
+	return established_ns;
+}
+
+static __always_inline int flow_silent(__u64 now, __u64 last, __u64 limit)
+{
+	return (__s64)(now - last) > (__s64)limit;
+}
+
+static __always_inline void weight_return(__u32 backend, __s64 tokens, __s64 half_open, __s64 flows)
+{
+	struct weight *w = bpf_map_lookup_elem(&shunt_weights, &backend);
+
+	if (!w)
+		return;
+	__sync_fetch_and_add(&w->kernel_tokens, -tokens);
+	__sync_fetch_and_add(&w->kernel_half_open, -half_open);
+	__sync_fetch_and_add(&w->kernel_flows, -flows);
+}
+
+/* Gives back what the connection took; k and fwd are its forward key and entry. */
+static __always_inline int flow_settle(const struct flow_key *k, struct flow *fwd, const struct flow *rev, __u64 now)
+{
+	struct session_key sk = {};
+	struct session_use *use;
+	__u32 was, backend;
+	struct stat *stat;
+	struct event *e;
+	__s64 charge;
+
+	if (!k || !fwd)
+		return 0;
+	was = flow_mark(fwd, SHUNT_FLOW_CLOSED);
+	backend = fwd->backend;
+	if (was & SHUNT_FLOW_CLOSED)
+		return 0;
+	charge = __sync_lock_test_and_set(&fwd->charge, 0);
+	weight_return(backend, charge, was & SHUNT_FLOW_ESTAB ? 0 : charge, 1);
+	addr_copy(sk.client, k->src);
+	sk.vip_id = fwd->vip_id;
+	sk.port = k->dport;
+	use = bpf_map_lookup_elem(&shunt_sess_use, &sk);
+	if (use)
+		__sync_fetch_and_add(&use->open, -1);
+	stat = bpf_map_lookup_elem(&shunt_stats, &backend);
+	if (stat)
+		stat->closed++;
+	e = event_start(SHUNT_EVENT_CLOSE, k, backend, fwd->vip_id, now);
+	if (!e)
+		return 1;
+	e->bytes_in = fwd->bytes;
+	e->bytes_out = rev ? rev->bytes : 0;
+	e->duration_ns = now - fwd->created_ns;
+	e->tokens = charge;
+	event_submit(e);
+	return 1;
+}
+
+/* The handshake is complete: from here on the charge counts for the L7's choices too. */
+static __always_inline void flow_establish(struct flow *fwd)
+{
+	__s64 charge = *(volatile __s64 *)&fwd->charge; /* read first: whoever settles after the mark leaves the half-open part to us */
+	__u32 was = flow_mark(fwd, SHUNT_FLOW_ESTAB);
+
+	if (!(was & (SHUNT_FLOW_ESTAB | SHUNT_FLOW_CLOSED)))
+		weight_return(fwd->backend, 0, charge, 0);
+}
+
+/* Deletes the entry unless someone else is about to. */
+static __always_inline int flow_delete(const struct flow_key *k, struct flow *f)
+{
+	if (flow_mark(f, SHUNT_FLOW_DEAD) & SHUNT_FLOW_DEAD)
+		return 0;
+	bpf_map_delete_elem(&shunt_flows, k);
+	return 1;
+}
+
+/* Ends a connection: accounts settled, both entries deleted. */
+__noinline int flow_remove(const struct flow_key *k, struct flow *fwd, __u64 now)
+{
+	struct flow_key rk;
+	struct flow *rev;
+
+	if (!k || !fwd)
+		return 0;
+	flow_other_key(&rk, fwd);
+	rev = bpf_map_lookup_elem(&shunt_flows, &rk);
+	if (rev && !flow_answers(rev, k))
+		rev = 0;
+	flow_settle(k, fwd, rev, now);
+	if (rev)
+		flow_delete(&rk, rev);
+	return flow_delete(k, fwd);
+}
+
+/* Deletes the client's half of a closed connection, so that its tuple can be used again; the other half stays and
+ * holds the NAT port for as long as the backend may remember it. */
+__noinline int flow_release(const struct flow_key *k, struct flow *fwd, __u64 now)
+{
+	struct flow_key rk;
+	struct flow *rev;
+	__u32 flags;
+
+	if (!k || !fwd)
+		return 0;
+	flags = flow_flags(fwd);
+	flow_other_key(&rk, fwd);
+	rev = bpf_map_lookup_elem(&shunt_flows, &rk);
+	flow_settle(k, fwd, rev, now);
+	if (!flow_delete(k, fwd))
+		return 0;
+	if (rev && flow_answers(rev, k)) {
+		if ((__s64)(fwd->last_ns - rev->last_ns) > 0)
+			rev->last_ns = fwd->last_ns;
+		flow_mark(rev, SHUNT_FLOW_HELD | (flags & (SHUNT_FLOW_CFIN | SHUNT_FLOW_BFIN | SHUNT_FLOW_BFIN1 | SHUNT_FLOW_RST)));
+	}
+	return 1;
+}
+
+/* Deletes what is overdue. k and f may be either half; returns 1 if f is gone. */
+__noinline int flow_expire(const struct flow_key *k, struct flow *f, __u64 now)
+{
+	struct flow *other, *fwd, *rev;
+	const struct flow_key *fk;
+	__u64 last, other_last;
+	struct flow_key ok;
+	__u32 flags, reverse;
+	int gone;
+
+	if (!k || !f)
+		return 0;
+	flags = flow_flags(f);
+	last = *(volatile __u64 *)&f->last_ns;
+	flow_other_key(&ok, f);
+	other = bpf_map_lookup_elem(&shunt_flows, &ok);
+	if (other && !flow_answers(other, k))
+		other = 0;
+	if (flags & SHUNT_FLOW_REVERSE && !other)
+		return flow_silent(now, last, flow_closed_limit(flags)) && flow_delete(k, f);
+	if (other) {
+		other_last = *(volatile __u64 *)&other->last_ns;
+		if ((__s64)(other_last - last) > 0)
+			last = other_last;
+	}
+	reverse = flags & SHUNT_FLOW_REVERSE;
+	fwd = reverse ? other : f;
+	rev = reverse ? f : other;
+	fk = reverse ? &ok : k;
+	flags = flow_flags(fwd);
+	gone = flow_silent(now, last, flow_limit(flags));
+	if (gone || (flags & SHUNT_FLOW_SUSPECT && flow_silent(now, last, closed_ns)))
+		flow_settle(fk, fwd, rev, now);
+	if (!gone)
+		return 0;
+	if (other)
+		flow_delete(&ok, other);
+	return flow_delete(k, f);
+}
+
+#endif

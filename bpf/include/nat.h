@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Full NAT: NAT ports, the pair of entries, and the rewriting of packets in a plain buffer (XDP). */
+#ifndef SHUNT_NAT_H
+#define SHUNT_NAT_H
+
+#include "csum.h"
+#include "flow.h"
+
+enum { NAT_PROBES = 16, ERR_EXIST = -17 };
+
+/* What the SYN path puts together to open a flow. The stack is too small for it; programs of one processor do not
+ * interrupt each other. */
+struct opening {
+	struct flow flow;
+	struct flow_key reverse_key;
+	struct session_key session;
+	struct vip vip;
+	__u32 backend;
+	__u32 charge;
+	__u64 epoch;
+	__u64 now;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct opening);
+} shunt_scratch SEC(".maps");
+
+static __always_inline void nat_diffs(struct flow *f, const struct flow_key *k)
+{
+	__u64 l3 = csum_swap_addr(k->src, f->src) + csum_swap_addr(k->dst, f->dst);
+
+	f->l3_diff = csum_fold(l3);
+	f->l4_diff = csum_fold(l3 + csum_swap16(bpf_htons(k->sport), bpf_htons(f->sport)) +
+			       csum_swap16(bpf_htons(k->dport), bpf_htons(f->dport)));
+}
+
+/* Inserts the reverse entry under the first free NAT port; the entry is what makes the port ours. */
+static __always_inline enum shunt_reason nat_reserve_port(const struct vip *v, struct flow_key *rk, struct flow *rev, __u64 now)
+{
+	__u32 zero = 0, next;
+	struct state *st = bpf_map_lookup_elem(&shunt_state, &zero);
+
+	if (!st || !v->port_count)
+		return SHUNT_PASS_NO_PORT;
+	for (int i = 0; i < NAT_PROBES; i++) {
+		struct flow *old;
+		long err;
+
+		next = __sync_fetch_and_add(&st->next_port, 1);
+		rk->dport = v->port_base + next % v->port_count;
+		nat_diffs(rev, rk);
+		err = bpf_map_update_elem(&shunt_flows, rk, rev, BPF_NOEXIST);
+		if (err == ERR_EXIST) {
+			old = bpf_map_lookup_elem(&shunt_flows, rk);
+			if (!old || !flow_expire(rk, old, now))
+				continue;
+			err = bpf_map_update_elem(&shunt_flows, rk, rev, BPF_NOEXIST);
+		}
+		if (!err)
+			return SHUNT_REASON_NONE;
+		if (err != ERR_EXIST)
+			return SHUNT_PASS_TABLE_FULL;
+	}
+	return SHUNT_PASS_NO_PORT;
+}
+
+/* Opens the pair of entries for a SYN. */
+__noinline int nat_open(const struct pkt *p, struct opening *o)
+{
+	const struct backend *b;
+	enum shunt_reason why;
+	struct flow_key *rk;
+	struct flow *f;
+	__u32 id;
+	long err;
+
+	if (!p || !o)
+		return SHUNT_PASS_BACKEND_UNKNOWN;
+	id = o->backend;
+	b = bpf_map_lookup_elem(&shunt_backends, &id);
+	if (!b)
+		return SHUNT_PASS_BACKEND_UNKNOWN;
+	f = &o->flow;
+	rk = &o->reverse_key;
+	__builtin_memset(f, 0, sizeof(*f));
+	__builtin_memset(rk, 0, sizeof(*rk));
+	addr_copy(f->src, p->key.dst);
+	addr_copy(f->dst, p->key.src);
+	f->sport = p->key.dport;
+	f->dport = p->key.sport;
+	f->oif = p->iif;
+	mac_copy(f->dst_mac, p->src_mac);
+	mac_copy(f->src_mac, p->dst_mac);
+	mac_copy(f->peer_mac, b->mac);
+	f->iif = b->ifindex;
+	f->backend = id;
+	f->vip_id = o->vip.id;
+	f->flags = SHUNT_FLOW_REVERSE;
+	f->ack = p->seq + 1; /* what a SYN-ACK or a refusal has to acknowledge */
+	f->generation = b->generation;
+	f->epoch = o->epoch;
+	f->created_ns = o->now;
+	f->last_ns = o->now;
+	addr_copy(rk->src, b->addr);
+	addr_copy(rk->dst, o->vip.snat);
+	rk->sport = b->port;
+	why = nat_reserve_port(&o->vip, rk, f, o->now);
+	if (why)
+		return why;
+
+	addr_copy(f->src, rk->dst);
+	addr_copy(f->dst, rk->src);
+	f->sport = rk->dport;
+	f->dport = rk->sport;
+	f->oif = b->ifindex;
+	mac_copy(f->dst_mac, b->mac);
+	mac_copy(f->src_mac, b->src_mac);
+	mac_copy(f->peer_mac, p->src_mac);
+	f->iif = p->iif;
+	f->flags = SHUNT_FLOW_FORWARD;
+	f->ack = 0;
+	f->charge = o->charge;
+	nat_diffs(f, &p->key);
+	err = bpf_map_update_elem(&shunt_flows, &p->key, f, BPF_NOEXIST);
+	if (!err)
+		return SHUNT_REASON_NONE;
+	bpf_map_delete_elem(&shunt_flows, rk);
+	return SHUNT_PASS_TABLE_FULL;
+}
+
+/* Makes the frame the one that leaves. Returns 0 when its headers are not in reach. */
+static __always_inline int nat_rewrite_tcp(const struct pkt *p, const struct flow *f, void *data, void *end)
+{
+	struct ethhdr *eth = data;
+	struct tcphdr *t;
+
+	if (p->v6) {
+		struct ipv6hdr *ip = data + ETH_HLEN;
+
+		t = data + V6_L4;
+		if ((void *)(t + 1) > end)
+			return 0;
+		addr_copy(&ip->saddr, f->src);
+		addr_copy(&ip->daddr, f->dst);
+	} else {
+		struct iphdr *ip = data + ETH_HLEN;
+
+		t = data + V4_L4;
+		if ((void *)(t + 1) > end)
+			return 0;
+		ip->saddr = *(__be32 *)&f->src[12];
+		ip->daddr = *(__be32 *)&f->dst[12];
+		ip->check = csum_apply(ip->check, f->l3_diff);
+	}
+	t->source = bpf_htons(f->sport);
+	t->dest = bpf_htons(f->dport);
+	t->check = csum_apply(t->check, f->l4_diff);
+	mac_copy(eth->h_dest, f->dst_mac);
+	mac_copy(eth->h_source, f->src_mac);
+	return 1;
+}
+
+/* The embedded packet becomes what its sender sent: f turned round. Returns what that adds to the ICMP sum. */
+static __always_inline __u64 nat_rewrite_inner(const struct flow *f, struct ports *t, void *end)
+{
+	struct tcphdr *tcp = (void *)t;
+	__u64 diff = f->l4_diff;
+	__u16 check;
+
+	t->source = bpf_htons(f->dport);
+	t->dest = bpf_htons(f->sport);
+	if ((void *)(tcp + 1) > end) /* eight bytes is all that must be there */
+		return diff;
+	check = csum_apply(tcp->check, f->l4_diff);
+	diff += csum_swap16(tcp->check, check);
+	tcp->check = check;
+	return diff;
+}
+
+static __noinline int nat_rewrite_icmp(const struct pkt *p, const struct flow *f, void *data, void *end)
+{
+	struct ethhdr *eth = data;
+	struct icmp_head *h;
+	__u64 diff;
+
+	if (p->v6) {
+		struct ipv6hdr *ip = data + ETH_HLEN, *in = data + V6_L4 + ICMP_LEN;
+		struct ports *t = (void *)(in + 1);
+
+		h = data + V6_L4;
+		if ((void *)(t + 1) > end)
+			return 0;
+		diff = nat_rewrite_inner(f, t, end);
+		addr_copy(&in->saddr, f->dst);
+		addr_copy(&in->daddr, f->src);
+		diff += csum_swap_addr(&ip->saddr, f->src) + csum_swap_addr(&ip->daddr, f->dst);
+		addr_copy(&ip->saddr, f->src);
+		addr_copy(&ip->daddr, f->dst);
+	} else {
+		struct iphdr *ip = data + ETH_HLEN, *in = data + V4_L4 + ICMP_LEN;
+		struct ports *t = (void *)(in + 1);
+		__be32 src = *(__be32 *)&f->src[12], dst = *(__be32 *)&f->dst[12];
+		__u16 check;
+
+		h = data + V4_L4;
+		if ((void *)(t + 1) > end)
+			return 0;
+		diff = nat_rewrite_inner(f, t, end);
+		in->saddr = dst;
+		in->daddr = src;
+		check = csum_apply(in->check, f->l3_diff);
+		diff += csum_swap16(in->check, check);
+		in->check = check;
+		ip->check = csum_apply(ip->check, csum_swap32(ip->saddr, src) + csum_swap32(ip->daddr, dst));
+		ip->saddr = src;
+		ip->daddr = dst;
+	}
+	h->check = csum_apply(h->check, diff);
+	mac_copy(eth->h_dest, f->dst_mac);
+	mac_copy(eth->h_source, f->src_mac);
+	return 1;
+}
+
+#endif

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * From the facts of a packet to what becomes of it; the same for every attach point. The order is part of the
+ * contract (README.md): flow, then SYN, and whatever is neither belongs to the stack. A packet of a flow is never
+ * passed: the stack knows nothing of it and would answer with a RST.
+ */
+#ifndef SHUNT_VERDICT_H
+#define SHUNT_VERDICT_H
+
+#include "syn.h"
+
+const volatile __u64 retry_ns = 900000000ULL; /* a SYN repeated after this was lost or refused in silence */
+
+enum { SEQ_WINDOW = 1 << 26 }; /* how far a segment may lie from what was acknowledged last */
+enum { AGAIN = -1 };           /* the flow is gone: decide as if it had never been */
+
+/* Takes over where the backend is now. A record of another backend under the same id changes nothing: the flow goes
+ * on to where it went. */
+__noinline int flow_refresh(struct flow *f, __u64 epoch)
+{
+	struct backend *b;
+	__u32 id;
+
+	if (!f)
+		return 0;
+	id = f->backend;
+	b = bpf_map_lookup_elem(&shunt_backends, &id);
+	if (b && b->port == f->dport && addr_equal(b->addr, f->dst) && b->ifindex && mac_known(b->mac) && mac_known(b->src_mac)) {
+		mac_copy(f->dst_mac, b->mac);
+		mac_copy(f->src_mac, b->src_mac);
+		f->oif = b->ifindex;
+	}
+	f->epoch = epoch;
+	return 0;
+}
+
+/* The client's packets come from elsewhere: its gateway moved. A segment that does not fit the connection is not
+ * believed. */
+__noinline int flow_relearn(struct flow *fwd, const struct pkt *p)
+{
+	struct flow_key rk;
+	struct flow *rev;
+
+	if (!fwd || !p)
+		return 0;
+	flow_other_key(&rk, fwd);
+	rev = bpf_map_lookup_elem(&shunt_flows, &rk);
+	if (!rev || p->seq - rev->ack + SEQ_WINDOW / 2 >= SEQ_WINDOW)
+		return 0;
+	mac_copy(rev->dst_mac, p->src_mac);
+	mac_copy(rev->src_mac, p->dst_mac);
+	rev->oif = p->iif;
+	mac_copy(fwd->peer_mac, p->src_mac);
+	fwd->iif = p->iif;
+	return 1;
+}
+
+/* The backend refused or did not answer: the L7 takes over. The pin goes, else the next SYN would go the same way; the
+ * operator's own pins rest for a while instead. */
+static __always_inline void connect_failed(const struct flow_key *k, struct flow *fwd, __u64 now)
+{
+	struct session_key sk = {.vip_id = fwd->vip_id, .port = k->dport};
+	struct session_use *use;
+	struct session *s;
+
+	addr_copy(sk.client, k->src);
+	event_emit(SHUNT_EVENT_FAILOVER, k, fwd->backend, fwd->vip_id, now, fwd->charge);
+	s = bpf_map_lookup_elem(&shunt_sessions, &sk);
+	if (s && s->backend == fwd->backend) {
+		if (s->flags & SHUNT_PIN_STATIC) {
+			use = bpf_map_lookup_elem(&shunt_sess_use, &sk);
+			if (use)
+				use->failed_ns = now;
+		} else {
+			bpf_map_delete_elem(&shunt_sessions, &sk);
+		}
+	}
+	flow_remove(k, fwd, now);
+}
+
+/* SYN of the client on an existing flow. */
+static __always_inline int on_syn(const struct pkt *p, struct flow *fwd, __u64 now)
+{
+	__u32 flags = flow_flags(fwd);
+
+	if (flow_tcp_closed(flags)) {
+		flow_release(&p->key, fwd, now);
+		return AGAIN;
+	}
+	if (flags & SHUNT_FLOW_SYNACK || !flow_silent(now, fwd->created_ns, retry_ns))
+		return SHUNT_REASON_NONE;
+	connect_failed(&p->key, fwd, now);
+	return SHUNT_PASS_CONNECT_FAILED;
+}
+
+static __always_inline int on_rst(const struct pkt *p, const struct flow_key *k, struct flow *fwd, struct flow *rev, int reverse,
+				  __u64 now)
+{
+	struct flow *other = reverse ? fwd : rev;
+
+	if (reverse && !(flow_flags(fwd) & SHUNT_FLOW_SYNACK)) {
+		if (!(p->tcp_flags & TCP_ACK) || p->ack != rev->ack)
+			return SHUNT_REASON_NONE; /* the client ignores it too */
+		connect_failed(k, fwd, now);
+		return SHUNT_DROP_CONNECT_RESET;
+	}
+	if (p->seq == other->ack) {
+		flow_mark(fwd, SHUNT_FLOW_RST);
+		flow_settle(k, fwd, rev, now);
+	} else {
+		flow_mark(fwd, SHUNT_FLOW_SUSPECT);
+	}
+	return SHUNT_REASON_NONE;
+}
+
+static __always_inline void on_fin(const struct pkt *p, const struct flow_key *k, struct flow *fwd, struct flow *rev, int reverse,
+				   __u64 now)
+{
+	__u32 was;
+
+	if (p->seq - (reverse ? fwd : rev)->ack >= SEQ_WINDOW)
+		return; /* the receiver ignores it too */
+	if (!reverse) {
+		fwd->fin = p->seq + (p->tcp_len - p->tcp_head) + 1;
+		was = flow_mark(fwd, SHUNT_FLOW_CFIN);
+	} else {
+		was = flow_flags(fwd);
+		/* First, or at the same time: it goes to TIME_WAIT unless this acknowledges the client's FIN. */
+		if (!(was & SHUNT_FLOW_BFIN) && !(was & SHUNT_FLOW_CFIN && p->ack == fwd->fin))
+			flow_mark(fwd, SHUNT_FLOW_BFIN1);
+		was = flow_mark(fwd, SHUNT_FLOW_BFIN);
+	}
+	if (flow_tcp_closed(was | (reverse ? SHUNT_FLOW_BFIN : SHUNT_FLOW_CFIN)))
+		flow_settle(k, fwd, rev, now);
+}
+
+/* A packet with SYN, FIN or RST on a flow; f is the entry that it hit. */
+__noinline int on_control(const struct pkt *p, struct flow *f)
+{
+	struct flow *other, *fwd, *rev;
+	struct flow_key ok;
+	__u64 now;
+	int reverse;
+
+	if (!p || !f)
+		return SHUNT_DROP_FLOW_CLOSED;
+	now = bpf_ktime_get_ns();
+	reverse = !!(flow_flags(f) & SHUNT_FLOW_REVERSE);
+	flow_other_key(&ok, f);
+	other = bpf_map_lookup_elem(&shunt_flows, &ok);
+	if (!other || !flow_answers(other, &p->key)) {
+		if (reverse)
+			return SHUNT_DROP_FLOW_CLOSED;
+		/* Without its other half it cannot work: end it, and let the L7 have the next SYN. */
+		flow_remove(&p->key, f, now);
+		return p->tcp_flags & TCP_SYN ? AGAIN : SHUNT_DROP_FLOW_CLOSED;
+	}
+	fwd = reverse ? other : f;
+	rev = reverse ? f : other;
+	if (p->tcp_flags & TCP_RST) {
+		f->last_ns = now;
+		return on_rst(p, reverse ? &ok : &p->key, fwd, rev, reverse, now);
+	}
+	if (p->tcp_flags & TCP_SYN) {
+		if (!reverse)
+			return p->tcp_flags & TCP_ACK ? SHUNT_REASON_NONE : on_syn(p, fwd, now);
+		if (p->tcp_flags & TCP_ACK && p->ack == rev->ack && !(flow_mark(fwd, SHUNT_FLOW_SYNACK) & SHUNT_FLOW_SYNACK)) {
+			fwd->ack = p->seq + 1;
+			rev->last_ns = now;
+		}
+		return SHUNT_REASON_NONE;
+	}
+	f->last_ns = now;
+	on_fin(p, reverse ? &ok : &p->key, fwd, rev, reverse, now);
+	return SHUNT_REASON_NONE;
+}
+
+/* Bookkeeping of a packet that will be forwarded by f. */
+static __always_inline void on_forward(const struct pkt *p, struct flow *f)
+{
+	__u32 flags = flow_flags(f);
+	int reverse = !!(flags & SHUNT_FLOW_REVERSE), open = p->tcp_flags & TCP_ACK && !(p->tcp_flags & (TCP_SYN | TCP_RST));
+	__u32 id = f->backend;
+
+	if (!reverse) {
+		struct epoch *e = bpf_map_lookup_elem(&shunt_epochs, &id);
+
+		if (e && *(volatile __u64 *)&e->value != f->epoch)
+			flow_refresh(f, *(volatile __u64 *)&e->value);
+		if (f->iif != p->iif || !mac_equal(f->peer_mac, p->src_mac))
+			flow_relearn(f, p);
+		if (open && (flags & (SHUNT_FLOW_SYNACK | SHUNT_FLOW_ESTAB)) == SHUNT_FLOW_SYNACK)
+			flow_establish(f);
+	}
+	if (open) {
+		__u64 now = bpf_ktime_get_coarse_ns();
+
+		f->ack = p->ack;
+		if (flow_silent(now, f->last_ns, SECOND))
+			f->last_ns = now;
+	}
+	f->packets++;
+	f->bytes += p->ip_len;
+	count_packet(id, reverse, p->ip_len);
+}
+
+/* The verdict on a parsed packet. REASON_NONE: *out is the entry to forward it by. */
+static __always_inline enum shunt_reason verdict(void *ctx, struct pkt *p, void *data, void *end, struct flow **out)
+{
+	struct flow *f = bpf_map_lookup_elem(&shunt_flows, &p->key);
+	int why = AGAIN;
+
+	if (p->kind == PKT_ICMP) {
+		if (!f)
+			return SHUNT_PASS_ICMP;
+		if (flow_flags(f) & SHUNT_FLOW_HELD)
+			return SHUNT_DROP_ICMP;
+		*out = f;
+		return SHUNT_REASON_NONE;
+	}
+	if (p->kind == PKT_ODD)
+		return f ? SHUNT_DROP_ODD_HEADER : SHUNT_PASS_ODD_HEADER;
+	if (f) {
+		if (flow_flags(f) & SHUNT_FLOW_HELD) {
+			f->last_ns = bpf_ktime_get_coarse_ns();
+			return SHUNT_DROP_FLOW_CLOSED;
+		}
+		why = SHUNT_REASON_NONE;
+		if (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))
+			why = on_control(p, f);
+	}
+	if (why == AGAIN) {
+		if ((p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_FIN | TCP_RST | TCP_PSH | TCP_URG)) != TCP_SYN)
+			return SHUNT_PASS_NO_FLOW;
+		why = syn_verdict(ctx, p, data, end);
+		if (why && why != SHUNT_PASS_TABLE_FULL)
+			return why;
+		/* Another processor may have opened the flow for the same SYN: then this is its repetition. */
+		f = bpf_map_lookup_elem(&shunt_flows, &p->key);
+		if (!f)
+			return why ? why : SHUNT_PASS_TABLE_FULL;
+		why = SHUNT_REASON_NONE;
+	}
+	if (why)
+		return why;
+	on_forward(p, f);
+	*out = f;
+	return SHUNT_REASON_NONE;
+}
+
+#endif
