@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package datapath loads the kernel half of shunt, keeps its maps, and reads them back.
+//
+// The maps and the links to the interfaces are pinned in a bpffs, so that what is steered goes on when the daemon
+// ends, and the next daemon takes it over: Open loads the program and finds or makes the maps, the caller writes
+// backends, Attach puts the program on the interfaces (in place of the former one, without a gap), Run keeps the
+// neighbours fresh and the tables tidy, Close lets go and leaves everything running. Cleanup is the only way to take
+// it away.
+//
+// One instance has one daemon: Open holds a lock. Everything happens in the network namespace in which Open was
+// called, whatever thread the later calls come from.
+package datapath
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/shunt-lb/shunt/pkg/fleet"
+	"github.com/shunt-lb/shunt/pkg/netdev"
+)
+
+// Errors of this package.
+var (
+	// ErrUnavailable: this machine or this process cannot have the kernel path. The error's text says what is missing.
+	ErrUnavailable = errors.New("kernel path unavailable")
+	// ErrLocked: a daemon runs on this instance already.
+	ErrLocked = errors.New("instance is in use by another daemon")
+	// ErrIncompatible: maps of another layout are pinned for this instance.
+	ErrIncompatible = errors.New("pinned maps have another layout")
+	// ErrForeignProgram: the interface has an XDP program that is not ours.
+	ErrForeignProgram = errors.New("interface has another XDP program")
+	// ErrStaticPin: the operator wrote this pin; the daemon neither changes nor removes it.
+	ErrStaticPin = errors.New("pin was written by the operator")
+	// ErrUnknownVIP: a pin's address and port is no VIP of this instance.
+	ErrUnknownVIP = errors.New("no such vip")
+)
+
+// Attach modes of Options.Attach.
+const (
+	AttachAuto    = "auto" // native
+	AttachNative  = "xdp"
+	AttachGeneric = "xdp-generic"
+)
+
+// VIP is an address and port that clients connect to. It is NATed.
+type VIP struct {
+	Addr netip.AddrPort
+	SNAT netip.Addr // source address towards backends, of the same family; zero = Addr
+}
+
+// Lease bounds the use of pins, apart from what each pin says itself.
+type Lease struct {
+	Idle            time.Duration // a pin unused for so long is void; 0 = no bound
+	Sample          uint32        // 1 of so many connections of a pinned address passes to the L7; 0 = none
+	FlowsPerSession uint32        // an address may have FlowsPerSession * sessions + FlowsSlack open flows;
+	FlowsSlack      uint32        // both 0 = no bound
+}
+
+// Settings are what Reconfigure can change.
+type Settings struct {
+	VIPs     []VIP
+	NATPorts netdev.PortRange // source ports towards backends
+	Lease    Lease
+}
+
+// Options of Open.
+type Options struct {
+	Instance   string   // names the pins; letters, digits, - and _; "" = "default"
+	BPFFS      string   // directory of a mounted bpffs; "" = find one, or mount one
+	Interfaces []string // every NIC on which clients or backends are reached
+	Attach     string   // AttachAuto ("" too), AttachNative or AttachGeneric
+	Settings
+	OnEvent func(Event) // called from Run, in order; it must not block. nil = none
+}
+
+// BackendRecord is what the kernel knows of a backend.
+type BackendRecord struct {
+	ID         fleet.ID
+	Name       string
+	Steer      netip.AddrPort // zero = never steered
+	State      fleet.Health   // only HealthUp takes new connections
+	Generation uint32
+	Local      bool // on this host: connections pass to the local L7
+}
+
+// EventKind says what the kernel reports.
+type EventKind uint32
+
+// The kinds of events (enum shunt_event_kind).
+const (
+	EventNone     EventKind = iota
+	EventOpen               // a connection is steered
+	EventClose              // and has ended
+	EventFull               // shunt_flows is full: the connection passed to the L7
+	EventSampled            // a connection of a pinned address passed to the L7 as a sample
+	EventFailover           // a backend did not answer: the pin is gone and the L7 takes the connection
+)
+
+func (k EventKind) String() string {
+	return [...]string{"none", "open", "close", "full", "sampled", "failover", "unknown"}[min(k, 6)]
+}
+
+// Event is something that happened in the kernel.
+type Event struct {
+	Kind     EventKind
+	Backend  fleet.ID
+	Client   netip.AddrPort
+	VIP      netip.AddrPort // the zero address when the VIP is gone
+	BytesIn  uint64         // client to backend
+	BytesOut uint64
+	Duration time.Duration
+	Tokens   int64 // charged
+}
+
+// Status is the state of the kernel path for people and machines.
+type Status struct {
+	Instance   string            `json:"instance"`
+	Pins       string            `json:"pins"` // directory
+	ABI        uint32            `json:"abi"`
+	Interfaces []InterfaceStatus `json:"interfaces"`
+	VIPs       []VIPStatus       `json:"vips"`
+	Backends   []BackendStatus   `json:"backends"`
+	Flows      int64             `json:"flows"`    // open steered connections
+	Opened     uint64            `json:"opened"`   // since the maps were made
+	Closed     uint64            `json:"closed"`   // likewise
+	Sessions   int               `json:"sessions"` // pins, as of the last tidying
+	Events     map[string]uint64 `json:"events"`   // since the daemon started, by kind
+	Notices    []string          `json:"notices,omitempty"`
+}
+
+// InterfaceStatus is one interface of Status.
+type InterfaceStatus struct {
+	Name    string `json:"name"`
+	Index   int    `json:"index"` // 0 = not there
+	Mode    string `json:"mode"`  // that is live: native, generic, none
+	Adopted bool   `json:"adopted"`
+	Problem string `json:"problem,omitempty"`
+}
+
+// VIPStatus is one VIP of Status.
+type VIPStatus struct {
+	Addr     netip.AddrPort `json:"addr"`
+	SNAT     netip.Addr     `json:"snat"`
+	NATPorts string         `json:"nat_ports"`
+}
+
+// BackendStatus is one backend of Status.
+type BackendStatus struct {
+	ID        fleet.ID       `json:"id"`
+	Name      string         `json:"name"`
+	Steer     netip.AddrPort `json:"steer"`
+	State     string         `json:"state"`
+	NextHop   string         `json:"next_hop,omitempty"` // hardware address
+	Interface string         `json:"interface,omitempty"`
+	Problem   string         `json:"problem,omitempty"` // why nothing is steered to it
+	Flows     int64          `json:"flows"`
+	Tokens    int64          `json:"tokens"` // charged by its flows
+	Opened    uint64         `json:"opened"`
+}
+
+// Flow is one steered connection.
+type Flow struct {
+	Client     netip.AddrPort `json:"client"`
+	VIP        netip.AddrPort `json:"vip"`
+	NAT        netip.AddrPort `json:"nat"` // the source that the backend sees
+	Steer      netip.AddrPort `json:"steer"`
+	Backend    fleet.ID       `json:"backend_id"`
+	Name       string         `json:"backend"`
+	State      string         `json:"state"` // syn, handshake, open, closing, closed
+	Age        time.Duration  `json:"age_ns"`
+	Idle       time.Duration  `json:"idle_ns"` // to the second
+	Tokens     int64          `json:"tokens"`  // charged now
+	PacketsIn  uint64         `json:"packets_in"`
+	BytesIn    uint64         `json:"bytes_in"`
+	PacketsOut uint64         `json:"packets_out"`
+	BytesOut   uint64         `json:"bytes_out"`
+}
+
+// Session is one pin with its use.
+type Session struct {
+	Client      netip.Addr     `json:"client"`
+	VIP         netip.AddrPort `json:"vip"`
+	Backend     fleet.ID       `json:"backend_id"`
+	Name        string         `json:"backend"`
+	Live        bool           `json:"live"`
+	Static      bool           `json:"static"`
+	Age         time.Duration  `json:"age_ns"`
+	Expires     time.Duration  `json:"expires_ns"` // from now; 0 = never
+	Idle        time.Duration  `json:"idle_ns"`    // since the last steered connection or the pin's writing
+	Tokens      uint32         `json:"tokens"`
+	Sessions    uint32         `json:"sessions"`
+	Used        uint32         `json:"used"`        // connections steered by this pin
+	Connections uint32         `json:"connections"` // that it allows; 0 = no bound
+	Open        int32          `json:"open"`        // steered connections now
+	Sampled     uint32         `json:"sampled"`     // connections that passed to the L7 as samples
+}
