@@ -309,7 +309,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		writeError(w, status, text)
 		return
 	}
-	if path.Clean(r.URL.Path) != r.URL.Path {
+	if p := r.URL.EscapedPath(); path.Clean(p) != p {
 		writeError(w, http.StatusNotFound, "not found")
 		return
 	}
