@@ -30,6 +30,6 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newEngine())
+	root.AddCommand(newEngine(), newDemo())
 	return root
 }
