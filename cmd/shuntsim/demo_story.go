@@ -214,7 +214,7 @@ func (s *story) served(t turn) {
 func (s *story) pin() error {
 	var dump bytes.Buffer
 	addr := s.w.client.As16()
-	last := fmt.Sprintf("%d,%d,%d,%d", addr[12], addr[13], addr[14], addr[15])
+	last := fmt.Sprintf("%d,%d,%d,%d\n", addr[12], addr[13], addr[14], addr[15])
 	err := datapath.Dump(&dump, s.w.bpffs, "", "shunt_sessions", func(e string) bool { return strings.Contains(e, last) })
 	if err != nil {
 		return err

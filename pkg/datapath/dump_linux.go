@@ -61,9 +61,10 @@ func Dump(w io.Writer, bpffs, instance, name string, keep func(entry string) boo
 		return fmt.Errorf("read map %s: %w", name, err)
 	}
 	if out.Len() == 0 {
-		out.WriteByte('[')
+		out.WriteString("[]\n")
+	} else {
+		out.WriteString("\n]\n")
 	}
-	out.WriteString("\n]\n")
 	_, err = out.WriteTo(w)
 	return err
 }
