@@ -8,7 +8,7 @@ import (
 	"slices"
 	"unsafe"
 
-	"github.com/shunt-lb/shunt/pkg/request"
+	req "github.com/shunt-lb/shunt/pkg/request"
 )
 
 // Key names a session within this process. 0 means none.
@@ -71,7 +71,7 @@ func (i *Identifier) WithHeaders(headers []string) *Identifier {
 //
 // Equal values make equal keys whichever header they come in, but a header, a cache key and a fingerprint never make the
 // same key. White space around a value is dropped, and a value of nothing else is ignored. A value may have any length.
-func (i *Identifier) Key(h Header, f *request.Facts) (Key, Source) {
+func (i *Identifier) Key(h Header, f *req.Facts) (Key, Source) {
 	for _, name := range i.headers {
 		if v := bytes.TrimSpace(h(name)); len(v) > 0 {
 			return i.hash(SourceHeader, v), SourceHeader

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shunt-lb/shunt/pkg/request"
+	req "github.com/shunt-lb/shunt/pkg/request"
 )
 
 // headersOf makes a look-up of pairs, with names in any case.
@@ -22,17 +22,17 @@ func headersOf(pairs ...string) Header {
 
 func TestIdentify(t *testing.T) {
 	id := NewIdentifier(nil)
-	chat := &request.Facts{Fingerprint: 7}
-	cached := &request.Facts{CacheKey: "abc", Fingerprint: 7}
+	chat := &req.Facts{Fingerprint: 7}
+	cached := &req.Facts{CacheKey: "abc", Fingerprint: 7}
 	long := strings.Repeat("x", 10_000)
 	for _, tc := range []struct {
 		name   string
 		header Header
-		facts  *request.Facts
+		facts  *req.Facts
 		want   Source
 	}{
 		{"nothing", headersOf(), nil, SourceNone},
-		{"nothing in the body", headersOf(), &request.Facts{Model: "m"}, SourceNone},
+		{"nothing in the body", headersOf(), &req.Facts{Model: "m"}, SourceNone},
 		{"fingerprint", headersOf(), chat, SourceFingerprint},
 		{"cache key goes first", headersOf(), cached, SourceCacheKey},
 		{"header goes first", headersOf("X-Session-Id", "abc"), cached, SourceHeader},
@@ -46,7 +46,7 @@ func TestIdentify(t *testing.T) {
 		{"empty header", headersOf("x-session-id", ""), chat, SourceFingerprint},
 		{"blank header", headersOf("x-session-id", " \t "), chat, SourceFingerprint},
 		{"blank header, next one", headersOf("x-session-id", " ", "session-id", "abc"), chat, SourceHeader},
-		{"blank cache key", headersOf(), &request.Facts{CacheKey: " \n", Fingerprint: 7}, SourceFingerprint},
+		{"blank cache key", headersOf(), &req.Facts{CacheKey: " \n", Fingerprint: 7}, SourceFingerprint},
 		{"long header", headersOf("x-session-id", long), chat, SourceHeader},
 		// Many conversations share each of these.
 		{"authorization", headersOf("authorization", "Bearer k", "x-api-key", "k", "x-forwarded-for", "10.0.0.1", "cookie", "a=b", "user-agent", "u"), nil, SourceNone},
@@ -64,7 +64,7 @@ func TestIdentify(t *testing.T) {
 
 func TestKeysAreKeptApart(t *testing.T) {
 	id := NewIdentifier(nil)
-	key := func(h Header, f *request.Facts) Key {
+	key := func(h Header, f *req.Facts) Key {
 		k, _ := id.Key(h, f)
 		return k
 	}
@@ -72,7 +72,7 @@ func TestKeysAreKeptApart(t *testing.T) {
 	for name, k := range map[string]Key{
 		"another header": key(headersOf("session_id", "abc"), nil),
 		"white space":    key(headersOf("x-session-id", "  abc\t"), nil),
-		"another model":  key(headersOf("x-session-id", "abc"), &request.Facts{Model: "m", Fingerprint: 1}),
+		"another model":  key(headersOf("x-session-id", "abc"), &req.Facts{Model: "m", Fingerprint: 1}),
 	} {
 		if k != abc {
 			t.Errorf("%s: another key", name)
@@ -82,12 +82,12 @@ func TestKeysAreKeptApart(t *testing.T) {
 	for name, k := range map[string]Key{
 		"another value":     key(headersOf("x-session-id", "abd"), nil),
 		"case":              key(headersOf("x-session-id", "ABC"), nil),
-		"cache key":         key(headersOf(), &request.Facts{CacheKey: "abc"}),
-		"fingerprint":       key(headersOf(), &request.Facts{Fingerprint: 0x636261}),
+		"cache key":         key(headersOf(), &req.Facts{CacheKey: "abc"}),
+		"fingerprint":       key(headersOf(), &req.Facts{Fingerprint: 0x636261}),
 		"long":              key(headersOf("x-session-id", strings.Repeat("abc", 1000)), nil),
 		"long, other end":   key(headersOf("x-session-id", strings.Repeat("abc", 1000)+"x"), nil),
 		"8 bytes":           key(headersOf("x-session-id", "\x07\x00\x00\x00\x00\x00\x00\x00"), nil),
-		"fingerprint 7":     key(headersOf(), &request.Facts{Fingerprint: 7}),
+		"fingerprint 7":     key(headersOf(), &req.Facts{Fingerprint: 7}),
 		"source as a value": key(headersOf("x-session-id", "\x01abc"), nil),
 	} {
 		if other, ok := seen[k]; ok || k == 0 {
@@ -153,7 +153,7 @@ func TestKeyAllocatesNothing(t *testing.T) {
 		return nil
 	}
 	none := func(string) []byte { return nil }
-	f, g := &request.Facts{CacheKey: "conversation 1"}, &request.Facts{Fingerprint: 9}
+	f, g := &req.Facts{CacheKey: "conversation 1"}, &req.Facts{Fingerprint: 9}
 	if n := testing.AllocsPerRun(100, func() { id.Key(h, f); id.Key(none, f); id.Key(none, g) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
