@@ -37,9 +37,9 @@ type Config struct {
 
 // Admin is the operator's listener.
 type Admin struct {
-	Listen    netip.AddrPort `yaml:"listen" default:"127.0.0.1:9090" doc:"Address of the admin listener, or off. Off when only socket is given. On an address that is not loopback only health and metrics are open without token_file."`
+	Listen    netip.AddrPort `yaml:"listen" default:"127.0.0.1:9090" doc:"Address of the admin listener, or off. Off when only socket is given."`
 	Socket    string         `yaml:"socket" doc:"Path of a unix socket that serves the same, mode 0600."`
-	TokenFile string         `yaml:"token_file" doc:"File that holds the bearer token which everything but health and metrics asks for. Required for control from another host."`
+	TokenFile string         `yaml:"token_file" doc:"File that holds a bearer token. With it, everything but health and metrics asks for the token on listen (not on socket); without it, nothing else is served to other hosts."`
 }
 
 // Pool is a group of backends that serve the same models.
@@ -77,7 +77,7 @@ type PoolLimits struct {
 
 // Tokenizer is a pool's way of counting.
 type Tokenizer struct {
-	Encoding string `yaml:"encoding" default:"auto" enum:"auto|cl100k_base|o200k_base" doc:"Encoding for this pool's models; auto goes by the model's name (see tokens)."`
+	Encoding string `yaml:"encoding" default:"auto" enum:"auto|cl100k_base|o200k_base|o200k_harmony" doc:"Encoding for this pool's models; auto goes by the model's name (see tokens)."`
 }
 
 // Timeouts of the front end. There is no limit on a whole answer: a stream may last for hours.
@@ -110,9 +110,9 @@ type Session struct {
 
 // Tokens sets how prompts are counted.
 type Tokens struct {
-	Default  string            `yaml:"default" default:"o200k_base" enum:"cl100k_base|o200k_base" doc:"Encoding for models whose own is not known."`
-	Models   map[string]string `yaml:"models" enum:"cl100k_base|o200k_base" doc:"Model name, or prefix ending in *, to encoding. Before the built-in names."`
-	MaxBytes Size              `yaml:"max_bytes" default:"1MiB" range:"1KiB..1GiB" doc:"Bytes of one prompt that are counted exactly; the rest is estimated from them."`
+	Default  string            `yaml:"default" default:"o200k_base" enum:"cl100k_base|o200k_base|o200k_harmony" doc:"Encoding for models whose own is not known."`
+	Models   map[string]string `yaml:"models" enum:"cl100k_base|o200k_base|o200k_harmony" doc:"Model name, or prefix ending in *, to encoding. Before the built-in names."`
+	MaxBytes Size              `yaml:"max_bytes" default:"256KiB" range:"4KiB..1GiB" doc:"Bytes of one prompt that are encoded; a longer prompt is estimated from so many of its bytes."`
 }
 
 // Log is the daemon's own log.

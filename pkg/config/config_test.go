@@ -207,21 +207,21 @@ func TestProblemText(t *testing.T) {
 }
 
 func TestFromFlags(t *testing.T) {
-	c, err := FromFlags([]string{"http://127.0.0.1:8000", "b=http://127.0.0.1:8001/x=y"}, ":8081", "round_robin")
+	c, err := FromFlags([]string{"http://127.0.0.1:8000", "b=http://127.0.0.1:8001/x=y"}, ":8081", "round_robin", "/run/s")
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := c.Pools[0]
 	if c.Listen.String() != "[::]:8081" || p.Policy != "round_robin" || p.Backends[0].Name != "127.0.0.1:8000" ||
-		p.Backends[1].Name != "b" || p.Backends[1].URL.Path != "/x=y" {
+		p.Backends[1].Name != "b" || p.Backends[1].URL.Path != "/x=y" || c.Admin.Socket != "/run/s" || c.Admin.Listen.IsValid() {
 		t.Errorf("%+v", c)
 	}
-	_, err = FromFlags([]string{"127.0.0.1:8000", "*x: &y", "http://h?q=1"}, "", "")
+	_, err = FromFlags([]string{"127.0.0.1:8000", "*x: &y", "http://h?q=1"}, "", "", "x")
 	var e *Error
-	if !errors.As(err, &e) || len(e.Problems) != 3 || strings.Contains(err.Error(), "|") {
+	if !errors.As(err, &e) || len(e.Problems) != 4 || strings.Contains(err.Error(), "|") {
 		t.Errorf("bad flags: %v", err)
 	}
-	if _, err := FromFlags(nil, "", ""); err == nil {
+	if _, err := FromFlags(nil, "", "", ""); err == nil {
 		t.Error("no backend is not refused")
 	}
 }

@@ -11,8 +11,8 @@ import (
 )
 
 // FromFlags is the configuration of `shunt serve --backend`: one pool, no steering. A backend is a URL or NAME=URL.
-// Empty listen and policy stand for the defaults.
-func FromFlags(backends []string, listen, policy string) (*Config, error) {
+// Empty listen, policy and admin stand for the defaults; admin is an address, the path of a socket (it holds a /) or off.
+func FromFlags(backends []string, listen, policy, admin string) (*Config, error) {
 	pool := yaml.MapSlice{}
 	if policy != "" {
 		pool = append(pool, yaml.MapItem{Key: "policy", Value: policy})
@@ -29,6 +29,13 @@ func FromFlags(backends []string, listen, policy string) (*Config, error) {
 	doc := yaml.MapSlice{{Key: "pools", Value: []yaml.MapSlice{pool}}}
 	if listen != "" {
 		doc = append(doc, yaml.MapItem{Key: "listen", Value: listen})
+	}
+	if admin != "" {
+		key := "listen"
+		if strings.Contains(admin, "/") {
+			key = "socket"
+		}
+		doc = append(doc, yaml.MapItem{Key: "admin", Value: yaml.MapSlice{{Key: key, Value: admin}}})
 	}
 	text, err := yaml.Marshal(doc)
 	if err != nil {
