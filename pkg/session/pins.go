@@ -132,7 +132,7 @@ func (p *Pins) Update(l Lease, handoff bool) {
 // from then on a mixed address is known, and its pin removed, though the answer may be far off. It never pins.
 // For spilled and Key 0 see Offer.
 func (p *Pins) Seen(client, local netip.AddrPort, k Key, b *fleet.Backend, spilled bool) {
-	p.offer(request{client: client, local: local, key: k, backend: b, spilled: spilled})
+	p.offer(served{client: client, local: local, key: k, backend: b, spilled: spilled})
 }
 
 // Offer is called just before the head of b's answer leaves. It writes, keeps or removes the address's pin, and returns
@@ -143,7 +143,7 @@ func (p *Pins) Seen(client, local netip.AddrPort, k Key, b *fleet.Backend, spill
 // a session (Key 0) does not pin either, but counts as a session of its backend. If the table fails the address is not
 // pinned and the next call tries again.
 func (p *Pins) Offer(client, local netip.AddrPort, k Key, b *fleet.Backend, expected int64, spilled bool) (handoff bool) {
-	return p.offer(request{client: client, local: local, key: k, backend: b, spilled: spilled, answered: true,
+	return p.offer(served{client: client, local: local, key: k, backend: b, spilled: spilled, answered: true,
 		tokens: clamp32(expected)})
 }
 
@@ -260,8 +260,8 @@ func (p *Pins) Stats() PinStats {
 	return st
 }
 
-// request is one call of Seen or Offer.
-type request struct {
+// served is one call of Seen or Offer.
+type served struct {
 	client, local netip.AddrPort
 	key           Key
 	backend       *fleet.Backend
@@ -270,7 +270,7 @@ type request struct {
 	tokens        uint32
 }
 
-func (p *Pins) offer(r request) bool {
+func (p *Pins) offer(r served) bool {
 	key := pinKey(r.client, r.local)
 	if r.backend == nil || !p.ours(key) {
 		return false

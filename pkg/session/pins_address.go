@@ -45,7 +45,7 @@ func (m *member) recent(now, idle time.Duration, pinned fleet.ID, live bool) boo
 }
 
 // record enters the request. home is that of a spilled one, if it is known.
-func (a *address) record(r request, home fleet.ID, now time.Duration) {
+func (a *address) record(r served, home fleet.ID, now time.Duration) {
 	if !r.spilled {
 		home = 0
 		if r.backend.Eligible() {
