@@ -4,7 +4,6 @@ package session_test
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -24,10 +23,10 @@ var (
 // brokenTable fails as told.
 type brokenTable struct {
 	*session.HeapPins
-	put, del       error
-	touch          func()
-	puts, touches  atomic.Int64
-	onPut, onTouch func(session.PinKey, session.Pin)
+	put, del      error
+	touch         func()
+	puts, touches atomic.Int64
+	onPut         func(session.PinKey, session.Pin)
 }
 
 func (b *brokenTable) Put(k session.PinKey, p session.Pin) error {
@@ -538,135 +537,4 @@ func TestPinsUnpin(t *testing.T) {
 		t.Error(err)
 	}
 	r.pinned(-1)
-}
-
-// TestPinsBounded: addresses come and go without end; what is remembered, and the pins, stay within the bound.
-func TestPinsBounded(t *testing.T) {
-	r := newRig(t, func(o *session.PinsOptions) { o.MaxAddresses = 640 })
-	a := netip.MustParseAddr("2001:db8::")
-	for i := range 20_000 {
-		a = a.Next()
-		r.pins.Offer(netip.AddrPortFrom(a, 1), vip, session.Key(i+1), r.b[0], 1, false)
-	}
-	if st := r.pins.Stats(); st.Addresses > 640 || st.Addresses < 320 {
-		t.Errorf("%d addresses, bound 640", st.Addresses)
-	}
-	if n := r.table.Len(); n != r.pins.Stats().Addresses {
-		t.Errorf("%d pins for %d addresses", n, r.pins.Stats().Addresses)
-	}
-	// They retire when they are idle, as others come.
-	r.clock.add(2 * time.Minute)
-	for range 10_000 {
-		a = a.Next()
-		r.pins.Seen(netip.AddrPortFrom(a, 1), vip, 1, r.b[0], true)
-	}
-	for _, info := range r.pins.List() {
-		if info.Seen > time.Minute {
-			t.Fatalf("%s was seen %s ago", info.Client, info.Seen)
-		}
-	}
-}
-
-// TestPinsRetireKeepsLive: an address whose sessions the kernel serves is not forgotten for the front end's not seeing it.
-func TestPinsRetireKeepsLive(t *testing.T) {
-	r := newRig(t, nil)
-	r.offer(1, 0)
-	a := netip.MustParseAddr("2001:db8::")
-	for range 30 {
-		r.clock.add(50 * time.Second)
-		if _, ok := r.table.Use(key); !ok {
-			t.Fatal("the pin ended")
-		}
-		for range 500 {
-			a = a.Next()
-			r.pins.Seen(netip.AddrPortFrom(a, 1), vip, 1, r.b[1], false)
-		}
-	}
-	r.pinned(0)
-	if r.pins.Inherited(client, vip) != 0 {
-		t.Error("the address was forgotten")
-	}
-}
-
-// TestPinsManySessions: beyond those that are told apart, sessions count for their backends.
-func TestPinsManySessions(t *testing.T) {
-	r := newRig(t, nil)
-	for k := range session.Key(500) {
-		check(t, "handoff", r.offer(k+1, 0), true)
-	}
-	r.sessions(65)
-	check(t, "one that disagrees", r.offer(1000, 1), false)
-	r.pinned(-1)
-	check(t, "one of the crowd", r.offer(400, 0), false)
-	r.clock.add(time.Minute)
-	check(t, "all others idle", r.offer(400, 0), true)
-	r.sessions(1)
-}
-
-// TestPinsConcurrentMixed: two sessions with two homes answer at the same time on one address. Whatever the order, it is
-// mixed, and from then on no pin is written.
-func TestPinsConcurrentMixed(t *testing.T) {
-	for i := range 100 {
-		r := newRig(t, nil)
-		var both atomic.Int64
-		r.table.onPut = func(session.PinKey, session.Pin) {
-			if both.Load() == 2 {
-				t.Error("pinned again")
-			}
-		}
-		var wg sync.WaitGroup
-		var handoffs atomic.Int64
-		for k := range 2 {
-			wg.Go(func() {
-				for n := range 20 {
-					if r.offer(session.Key(k+1), k) {
-						handoffs.Add(1)
-					}
-					if n == 0 {
-						both.Add(1)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		r.pinned(-1)
-		if i == 0 && t.Failed() {
-			return
-		}
-	}
-}
-
-// TestPinsConcurrent: many addresses, sessions, moves, drains; an Offer that returns true has its pin in the table.
-func TestPinsConcurrent(t *testing.T) {
-	r := newRig(t, nil)
-	var wg sync.WaitGroup
-	for g := range 8 {
-		wg.Go(func() {
-			own := netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf("198.51.100.%d", 100+g)), 1)
-			for i := range 400 {
-				b := r.b[(g+i/50)%3]
-				if r.pins.Offer(own, vip, session.Key(g+1), b, 10, false) {
-					p, live := r.table.Get(session.PinKey{Client: own.Addr(), VIP: vip})
-					if !live || p.Backend != b.ID() {
-						t.Errorf("handoff without a pin: %+v", p)
-					}
-				} else {
-					t.Error("a lone session is not pinned")
-				}
-				r.pins.Offer(client, vip, session.Key(i%5), r.b[i%4], 10, i%3 == 0)
-				switch i % 50 {
-				case 0:
-					r.pins.List()
-				case 10:
-					_ = r.pins.Unpin(client.Addr())
-				case 20:
-					_ = r.pins.Forget(r.b[3])
-				case 30:
-					r.pins.Inherited(client, vip)
-					r.pins.Stats()
-				}
-			}
-		})
-	}
-	wg.Wait()
 }
