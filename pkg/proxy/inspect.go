@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"errors"
+	"unsafe"
+
+	"github.com/shunt-lb/shunt/pkg/fleet"
+	"github.com/shunt-lb/shunt/pkg/policy"
+	"github.com/shunt-lb/shunt/pkg/request"
+)
+
+// otherModel labels a model that no pool lists.
+const otherModel = "other"
+
+// inspect finds out what the request is about and which pool serves it.
+func (ex *exchange) inspect() *apiError {
+	ex.s.budget.request()
+	if string(ex.method) == "POST" {
+		ex.api = request.APIOf(view(ex.path))
+	}
+	if ex.api == request.Other {
+		return ex.routeByPath()
+	}
+	if lookup(ex.fields, "content-encoding") != nil {
+		// An encoded body passes as it is: unpacking it is how a small request fills the memory.
+		if ex.pool = ex.s.poolForAny(); ex.pool == nil {
+			return errEncoded
+		}
+		ex.label = otherModel
+		ex.plan()
+		return nil
+	}
+	p := request.Acquire()
+	defer p.Release()
+	facts, err := p.Parse(ex.api, ex.body)
+	if err != nil {
+		return parseError(err)
+	}
+	if facts.Model == "" {
+		if ex.pool = ex.s.poolForAny(); ex.pool == nil {
+			return errModelMissing
+		}
+		ex.label = otherModel
+	} else if e := ex.setModel(facts.Model); e != nil {
+		return e
+	}
+	ex.maxTokens = facts.MaxTokens
+	if ex.s.o.Counter != nil {
+		ex.prompt = int64(facts.PromptTokens(ex.s.o.Counter).Tokens)
+	}
+	if ex.set.Identifier != nil && (ex.needs(policy.Session) || ex.s.o.Pins != nil) {
+		key, source := ex.set.Identifier.Key(ex.header, facts)
+		ex.key, ex.source = key, source.String()
+	}
+	ex.plan()
+	return nil
+}
+
+func (ex *exchange) needs(n policy.Needs) bool {
+	return ex.s.o.Needs == nil || ex.s.o.Needs(ex.pool.Name()).Has(n)
+}
+
+// plan fills in what the policy may know.
+func (ex *exchange) plan() {
+	q := &ex.query
+	q.Model = view(ex.model)
+	q.PromptTokens = ex.prompt
+	q.Exclude = ex.tried[:0]
+	switch ex.api {
+	case request.Other, request.Embeddings:
+	default:
+		q.OutputTokens = ex.pool.ExpectedOutput(ex.maxTokens)
+	}
+	q.Session = uint64(ex.key)
+	if ex.s.o.Tracker != nil {
+		q.Home = ex.s.o.Tracker.Home(ex.key)
+	}
+	if q.Home == 0 && ex.key != 0 && ex.s.o.Pins != nil {
+		q.Home = ex.s.o.Pins.Inherited(ex.client.remote, ex.client.local)
+	}
+	q.LocalOnly = ex.ingress()
+}
+
+// ingress reports whether another shunt steered the connection here.
+func (ex *exchange) ingress() bool {
+	return ex.s.o.Ingress != nil && ex.s.o.Ingress(ex.client.remote.Addr())
+}
+
+func (ex *exchange) routeByPath() *apiError {
+	name := v2Model(ex.path)
+	if name == nil {
+		name = modelsName(ex.path)
+	}
+	if name != nil {
+		if e := ex.setModel(view(name)); e != nil {
+			return e
+		}
+	} else {
+		pools := ex.s.o.Fleet.Pools()
+		if len(pools) == 0 {
+			return errNoBackend
+		}
+		ex.pool = pools[0]
+	}
+	ex.plan()
+	return nil
+}
+
+// setModel routes by the model's name.
+func (ex *exchange) setModel(name string) *apiError {
+	ex.pool = ex.s.o.Fleet.PoolFor(name)
+	if ex.pool == nil {
+		return modelNotFound(name)
+	}
+	ex.model = append(ex.model[:0], name...)
+	ex.label = otherModel
+	for _, m := range ex.pool.Models() {
+		if m == name {
+			ex.label = m
+		}
+	}
+	return nil
+}
+
+// poolForAny is the pool of a request whose model is not known: the only one, else the only one without a list.
+func (s *Server) poolForAny() *fleet.Pool {
+	if pools := s.o.Fleet.Pools(); len(pools) == 1 {
+		return pools[0]
+	}
+	return s.o.Fleet.PoolFor("")
+}
+
+func parseError(err error) *apiError {
+	switch {
+	case errors.Is(err, request.ErrDuplicateKey):
+		return badRequest("duplicate_key", "The request body repeats a key that routing depends on: "+clip(err.Error(), 200)+".")
+	case errors.Is(err, request.ErrDepth):
+		return badRequest("too_deep", "The request body is nested too deeply.")
+	}
+	return badRequest("invalid_json", "The request body is not valid JSON, or not an object.")
+}
+
+// view is the bytes as a string, valid while they do not change.
+func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
