@@ -108,8 +108,13 @@ func removeMaps(dir string) error {
 // removeOwnBPFFS unmounts the file system that Open mounted, when nothing is pinned in it any more.
 func removeOwnBPFFS() error {
 	list, err := os.ReadDir(ownBPFFS)
-	if err != nil || len(list) > 0 {
+	if err != nil {
 		return nil
+	}
+	for _, e := range list {
+		if !strings.HasSuffix(e.Name(), ".debug") { // the kernel's own, in every bpffs
+			return nil
+		}
 	}
 	if err := unix.Unmount(ownBPFFS, 0); err != nil {
 		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EINVAL) {

@@ -31,7 +31,7 @@ var (
 	ErrIncompatible = errors.New("pinned maps have another layout")
 	// ErrForeignProgram: the interface has an XDP program that is not ours.
 	ErrForeignProgram = errors.New("interface has another XDP program")
-	// ErrStaticPin: the operator wrote this pin; the daemon neither changes nor removes it.
+	// ErrStaticPin: the operator wrote this pin; the daemon does not change it.
 	ErrStaticPin = errors.New("pin was written by the operator")
 	// ErrUnknownVIP: a pin's address and port is no VIP of this instance.
 	ErrUnknownVIP = errors.New("no such vip")

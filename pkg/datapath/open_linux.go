@@ -5,7 +5,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -198,10 +197,12 @@ func (d *Datapath) load() (err error) {
 		return fmt.Errorf("make %s: %w", dir, err)
 	}
 	var fresh []string
+	pinnable := 0
 	for name, m := range spec.Maps {
 		if m.Pinning != ebpf.PinByName {
 			continue
 		}
+		pinnable++
 		pinned, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			fresh = append(fresh, name)
@@ -227,23 +228,18 @@ func (d *Datapath) load() (err error) {
 		for _, name := range fresh {
 			_ = os.Remove(filepath.Join(dir, name))
 		}
-		if len(fresh) == len(spec.Maps) {
+		if len(fresh) == pinnable {
 			_ = os.Remove(dir)
 			_ = os.Remove(d.dir)
 		}
 		return errors.Join(loadError(err), memlock)
 	}
 	d.m, d.prog, d.arm = objs.steerMaps, objs.ShuntXdp, objs.ShuntArm
-	if slices.Contains(fresh, steerMapShuntState) {
-		// The former daemon's NAT ports may rest in TIME_WAIT at backends. The timer is not armed yet: nothing is lost.
-		if err := d.m.ShuntState.Put(uint32(0), &steerState{NextPort: rand.Uint32()}); err != nil {
-			return fmt.Errorf("set up map %s: %w", steerMapShuntState, err)
-		}
-	}
 	return d.armSweep()
 }
 
-// armSweep starts the timer that ends flows in the kernel, with the code of this program.
+// armSweep starts the timer that ends flows in the kernel, or hands it over to this program. The first time it also
+// gives the NAT ports a random start: those that a former instance used may rest in TIME_WAIT at backends.
 func (d *Datapath) armSweep() error {
 	code, err := d.arm.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
 	if err != nil {

@@ -81,7 +81,7 @@ func (t *pinTable) Put(k session.PinKey, p session.Pin) error {
 	now := t.d.clock.now()
 	s := steerSession{
 		Backend: uint32(p.Backend), Generation: p.Generation, SinceNs: now,
-		Tokens: p.Tokens, Connections: p.Connections, Sessions: max(p.Sessions, 1), Serial: t.serial,
+		Tokens: p.Tokens, Connections: p.Connections, Sessions: p.Sessions, Serial: t.serial,
 	}
 	if p.Expires > 0 {
 		s.ExpiresNs = now + uint64(p.Expires)
@@ -119,11 +119,10 @@ func (t *pinTable) Touch(k session.PinKey, p session.Pin) error {
 	if s.Backend != uint32(p.Backend) || s.Generation != p.Generation || !t.live(key, &s) {
 		return fmt.Errorf("touch pin: %w", session.ErrNoPin)
 	}
-	sessions := max(p.Sessions, 1)
-	if s.Sessions == sessions && s.Tokens == p.Tokens {
+	if s.Sessions == p.Sessions && s.Tokens == p.Tokens {
 		return nil
 	}
-	s.Sessions, s.Tokens = sessions, p.Tokens
+	s.Sessions, s.Tokens = p.Sessions, p.Tokens
 	// The kernel may have removed it meanwhile: it must not come back.
 	switch err := t.d.m.ShuntSessions.Update(key, &s, ebpf.UpdateExist); {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
@@ -134,7 +133,7 @@ func (t *pinTable) Touch(k session.PinKey, p session.Pin) error {
 	return nil
 }
 
-// Delete implements session.PinTable. A pin that the operator wrote stays, and the error is ErrStaticPin.
+// Delete implements session.PinTable. It removes the operator's pins too: session.Pins never asks for that.
 func (t *pinTable) Delete(k session.PinKey) error {
 	key, err := t.key(k)
 	if err != nil {
@@ -142,9 +141,6 @@ func (t *pinTable) Delete(k session.PinKey) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s, err := t.read(key); err == nil && isStatic(&s) {
-		return fmt.Errorf("remove pin: %w", ErrStaticPin)
-	}
 	return t.remove(key)
 }
 
@@ -160,7 +156,7 @@ func (t *pinTable) Get(k session.PinKey) (session.Pin, bool) {
 	}
 	p := session.Pin{
 		Backend: fleet.ID(s.Backend), Generation: s.Generation, Tokens: s.Tokens, Connections: s.Connections,
-		Sessions: max(s.Sessions, 1), Static: isStatic(&s),
+		Sessions: s.Sessions, Static: isStatic(&s),
 	}
 	if s.ExpiresNs != 0 {
 		p.Expires = time.Duration(s.ExpiresNs - t.d.clock.now())

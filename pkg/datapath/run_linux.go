@@ -132,7 +132,7 @@ func (d *Datapath) tendSweep() error {
 	if err := d.m.ShuntState.Lookup(uint32(0), &st); err != nil {
 		return fmt.Errorf("read sweep: %w", err)
 	}
-	if now := d.clock.now(); now-min(now, st.SweptNs) > uint64(tidyEvery) {
+	if now := d.clock.now(); now-min(now, st.SweptNs) > max(uint64(tidyEvery), 100*st.SweepTookNs) {
 		return d.armSweep()
 	}
 	return nil

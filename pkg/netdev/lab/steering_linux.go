@@ -60,16 +60,9 @@ func (l *Lab) Steering(o SteeringOptions) (*Testbed, error) {
 			V4: netip.AddrFrom4([4]byte{10, 77, byte(net4), byte(number)}),
 			V6: netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x77, 13: byte(net6), 15: byte(number)}),
 		}
-		return h, t.plug(h)
+		return h, t.Plug(h)
 	}
 	if t.Balancer, err = host("lb", 0, 0, 1); err != nil {
-		return nil, err
-	}
-	// What the balancer's program sees comes from this port: whole checksums, a queue, and NAPI to receive redirects.
-	if err := sw.Offload("lb", false, true); err != nil {
-		return nil, err
-	}
-	if err := sw.Pfifo("lb", 4000); err != nil {
 		return nil, err
 	}
 	for _, p := range o.Extra {
@@ -94,12 +87,22 @@ func (l *Lab) Steering(o SteeringOptions) (*Testbed, error) {
 	return t, nil
 }
 
-func (t *Testbed) plug(h *Host) error {
+// Plug connects a host whose interface is not there, as Steering did.
+func (t *Testbed) Plug(h *Host) error {
 	if err := Veth(h.Namespace, h.Iface, t.Switch, h.Port); err != nil {
 		return err
 	}
 	if err := t.Switch.Enslave(h.Port, "br0"); err != nil {
 		return err
+	}
+	if h.Port == "lb" {
+		// What the balancer's program sees comes from here: whole checksums, a queue, and NAPI to receive redirects.
+		if err := t.Switch.Offload(h.Port, false, true); err != nil {
+			return err
+		}
+		if err := t.Switch.Pfifo(h.Port, 4000); err != nil {
+			return err
+		}
 	}
 	if err := h.AddAddr(h.Iface, netip.PrefixFrom(h.V4, 16)); err != nil {
 		return err
@@ -113,14 +116,5 @@ func (t *Testbed) Replug(h *Host) error {
 	if err := h.Delete(h.Iface); err != nil {
 		return err
 	}
-	if err := t.plug(h); err != nil {
-		return err
-	}
-	if h == t.Balancer {
-		if err := t.Switch.Offload(h.Port, false, true); err != nil {
-			return err
-		}
-		return t.Switch.Pfifo(h.Port, 4000)
-	}
-	return nil
+	return t.Plug(h)
 }
