@@ -168,8 +168,9 @@ func (p *Pins) Inherited(client, local netip.AddrPort) fleet.ID {
 }
 
 // Forget removes the pins of a backend that left, went down or is drained, and its place as a home. It is called after
-// the backend has stopped being eligible; what Offer does at the same moment is covered either way. An error means
-// that some pins are still in the table; the kernel checks the backend's state as well.
+// the backend has stopped being eligible; what Offer does at the same moment is covered either way. It must be called
+// for one that left, whose ID may pass to another; for the others it only tidies up, since the kernel checks the state
+// and Offer does. An error means that some pins are still in the table.
 func (p *Pins) Forget(b *fleet.Backend) error {
 	var errs []error
 	for i := range p.stripes {
@@ -226,9 +227,12 @@ func (p *Pins) List() []PinInfo {
 		for key, a := range s.addrs {
 			pin, live := p.o.Table.Get(key)
 			info := PinInfo{PinKey: key, Pin: pin, Live: live, Seen: now - a.seen}
-			var first fleet.ID
+			var first, pinned fleet.ID
+			if live && !pin.Static && !a.lost(pin.Backend) {
+				pinned = pin.Backend
+			}
 			for _, m := range a.members {
-				if !m.recent(now, idle, pin.Backend, live) {
+				if m.lost() || !m.recent(now, idle, pinned) {
 					continue
 				}
 				info.Sessions += int(m.count)
@@ -288,13 +292,21 @@ func (p *Pins) offer(r served) bool {
 		return false
 	}
 	if pin.Static {
+		a.prune(now, set.Idle, 0)
 		a.record(r, 0, now)
 		return set.handoff && live && r.answered && !r.spilled && pin.Backend == r.backend.ID()
 	}
 	if pin.Backend == r.backend.ID() && pin.Generation != 0 && pin.Generation != r.backend.Generation() {
 		live = false // void for the kernel too
 	}
-	a.members = slices.DeleteFunc(a.members, func(m member) bool { return !m.recent(now, set.Idle, pin.Backend, live) })
+	// A home that takes no work is nobody's home, and its pin is void for the kernel too. Its sessions will find a new
+	// one, and the first that does leads the others there.
+	live = live && !a.lost(pin.Backend)
+	pinned := pin.Backend
+	if !live {
+		pinned = 0
+	}
+	a.prune(now, set.Idle, pinned)
 	if live && !a.has(pin.Backend) {
 		// Who is behind this pin is not known: an earlier daemon wrote it, or its sessions moved while the table failed.
 		a.members = append(a.members, member{home: pin.Backend, last: now, count: max(pin.Sessions, 1), tokens: pin.Tokens})

@@ -4,6 +4,7 @@ package session
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,14 +35,33 @@ type address struct {
 type member struct {
 	key    Key
 	home   fleet.ID
-	count  uint32 // sessions that it stands for
-	tokens uint32 // expected of the next turn; 0 = not known
+	at     *fleet.Backend // the home; nil if only its ID is known
+	count  uint32         // sessions that it stands for
+	tokens uint32         // expected of the next turn; 0 = not known
 	last   time.Duration
 }
 
-// recent reports whether the session still counts: seen lately, or in the care of a live pin.
-func (m *member) recent(now, idle time.Duration, pinned fleet.ID, live bool) bool {
-	return now-m.last < idle || live && m.home == pinned
+// recent reports whether the session still counts: seen lately, or in the care of a live pin to pinned.
+func (m *member) recent(now, idle time.Duration, pinned fleet.ID) bool {
+	return now-m.last < idle || m.home == pinned
+}
+
+// lost reports whether the session's home takes no work any more.
+func (m *member) lost() bool { return m.at != nil && !m.at.Eligible() }
+
+// lost reports whether the backend is known to take no work any more.
+func (a *address) lost(id fleet.ID) bool {
+	for i := range a.members {
+		if m := &a.members[i]; m.home == id && m.lost() {
+			return true
+		}
+	}
+	return false
+}
+
+// prune drops the sessions that count no more.
+func (a *address) prune(now, idle time.Duration, pinned fleet.ID) {
+	a.members = slices.DeleteFunc(a.members, func(m member) bool { return m.lost() || !m.recent(now, idle, pinned) })
 }
 
 // record enters the request. home is that of a spilled one, if it is known.
@@ -79,7 +99,13 @@ func (a *address) record(r served, home fleet.ID, now time.Duration) {
 		}
 	}
 	m := &a.members[i]
+	if m.home != home {
+		m.at = nil
+	}
 	m.home, m.last = home, now
+	if !r.spilled {
+		m.at = r.backend
+	}
 	if r.tokens != 0 {
 		m.tokens = r.tokens
 	}

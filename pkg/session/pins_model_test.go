@@ -21,7 +21,10 @@ type who struct {
 type sight struct {
 	home fleet.ID
 	last time.Time
+	at   *fleet.Backend // nil: behind a pin of an earlier daemon
 }
+
+func (s sight) lost() bool { return s.at != nil && !s.at.Eligible() }
 
 // pinModel is the mixed-address rule, naively: what was seen of each session of one address.
 type pinModel struct {
@@ -32,7 +35,7 @@ type pinModel struct {
 func (m *pinModel) recent(now time.Time, pinned fleet.ID) map[fleet.ID]bool {
 	homes := map[fleet.ID]bool{}
 	for w, s := range m.seen {
-		if now.Sub(s.last) < time.Minute || s.home == pinned {
+		if (now.Sub(s.last) < time.Minute || s.home == pinned) && !s.lost() {
 			homes[s.home] = true
 		} else {
 			delete(m.seen, w)
@@ -61,13 +64,18 @@ func TestPinsModel(t *testing.T) {
 			b := r.b[rapid.IntRange(0, 2).Draw(rt, "backend")]
 			spilled := rapid.IntRange(0, 4).Draw(rt, "spilled") == 0
 			now, before := r.clock.Now(), pinned()
+			for _, s := range m.seen {
+				if s.home == before && s.lost() {
+					before = 0 // the kernel ignores it
+				}
+			}
 			m.recent(now, before)
 			inherited := before != 0
 			for _, s := range m.seen {
 				inherited = inherited && s.home != before
 			}
 			if inherited {
-				m.seen[who{anon: before}] = sight{before, now}
+				m.seen[who{anon: before}] = sight{before, now, nil}
 			}
 			w := who{key: k}
 			if k == 0 {
@@ -76,12 +84,12 @@ func TestPinsModel(t *testing.T) {
 			old, known := m.seen[w]
 			switch {
 			case spilled && k != 0 && known:
-				m.seen[w] = sight{old.home, now}
+				m.seen[w] = sight{old.home, now, old.at}
 			case spilled:
 			case !b.Eligible() && k != 0:
 				delete(m.seen, w)
 			case b.Eligible():
-				m.seen[w] = sight{b.ID(), now}
+				m.seen[w] = sight{b.ID(), now, b}
 			}
 			homes := m.recent(now, before)
 
@@ -111,7 +119,7 @@ func TestPinsModel(t *testing.T) {
 			if before != 0 && after != before {
 				for w, s := range m.seen {
 					if s.home == before {
-						m.seen[w] = sight{before, now}
+						m.seen[w] = sight{before, now, s.at}
 					}
 				}
 			}
@@ -129,6 +137,9 @@ func TestPinsModel(t *testing.T) {
 				}
 			},
 			"drain": func(rt *rapid.T) {
+				r.b[rapid.IntRange(0, 2).Draw(rt, "backend")].SetAdmin(fleet.AdminDrain)
+			},
+			"drain, forget": func(rt *rapid.T) {
 				b := r.b[rapid.IntRange(0, 2).Draw(rt, "backend")]
 				b.SetAdmin(fleet.AdminDrain)
 				known := false

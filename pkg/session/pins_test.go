@@ -271,6 +271,23 @@ func TestPinsHomeMoves(t *testing.T) {
 	r.pinned(-1)
 }
 
+// TestPinsHomeDown: nobody calls Forget (bpftool wrote the state), and the sessions of an address follow the first one
+// to its new home.
+func TestPinsHomeDown(t *testing.T) {
+	r := newRig(t, nil)
+	r.offer(1, 0)
+	r.offer(2, 0)
+	r.b[0].SetAdmin(fleet.AdminMaint)
+	check(t, "first to move", r.offer(1, 1), true)
+	r.pinned(1)
+	r.sessions(1)
+	check(t, "the other followed", r.offer(2, 1), true)
+	r.sessions(2)
+	r.b[1].SetAdmin(fleet.AdminMaint)
+	r.pins.Seen(client, vip, 3, r.b[2], false)
+	r.pinned(-1)
+}
+
 func TestPinsMoveToUnsteerable(t *testing.T) {
 	r := newRig(t, func(o *session.PinsOptions) {
 		o.Steerable = func(b *fleet.Backend) bool { return b.Name() != "b3" }
