@@ -25,11 +25,11 @@ type Status struct {
 // Kernel is the state of the kernel path.
 type Kernel struct {
 	Live       bool     `json:"live"`
-	Reason     string   `json:"reason,omitempty"` // why it is not live
-	Mode       string   `json:"mode"`             // off, nat
-	Target     string   `json:"target,omitempty"` // peer, engine
-	Attach     string   `json:"attach,omitempty"` // how it is attached: xdp, xdp-generic
-	Interfaces []string `json:"interfaces,omitempty"`
+	Reason     string   `json:"reason,omitempty"`     // why it is not live
+	Mode       string   `json:"mode"`                 // off, nat
+	Target     string   `json:"target,omitempty"`     // peer, engine
+	Attach     string   `json:"attach,omitempty"`     // how it is attached: xdp, xdp-generic
+	Interfaces []string `json:"interfaces,omitempty"` // each with its mode, and its problem if it has one
 	VIPs       []string `json:"vips,omitempty"`
 	NATPorts   string   `json:"nat_ports,omitempty"`
 	Instance   string   `json:"instance,omitempty"`
@@ -38,24 +38,25 @@ type Kernel struct {
 
 // BackendStatus is one element of GET /api/v1/backends.
 type BackendStatus struct {
-	Name         string `json:"name"`
-	Pool         string `json:"pool"`
-	ID           uint32 `json:"id"` // slot in the kernel's maps
-	URL          string `json:"url"`
-	Steer        string `json:"steer,omitempty"`
-	Weight       int    `json:"weight"`
-	Local        bool   `json:"local,omitempty"`         // on this host
-	Health       string `json:"health"`                  // unknown, up, down
-	Detail       string `json:"detail,omitempty"`        // what the last check found
-	Admin        string `json:"admin"`                   // ready, drain, maint
-	Steerable    bool   `json:"steerable"`               // new connections may be steered to it
-	NotSteerable string `json:"not_steerable,omitempty"` // why not
-	L7Tokens     int64  `json:"l7_tokens"`               // in flight at the front end
-	KernelTokens int64  `json:"kernel_tokens"`           // charged to steered flows
-	Limit        int64  `json:"limit"`                   // of both together, for new steered connections
-	Requests     int64  `json:"requests"`                // in flight at the front end
-	SteeredFlows int64  `json:"steered_flows"`           // open now
-	Generation   uint32 `json:"generation"`
+	Name         string  `json:"name"`
+	Pool         string  `json:"pool"`
+	ID           uint32  `json:"id"` // slot in the kernel's maps
+	URL          string  `json:"url"`
+	Steer        string  `json:"steer,omitempty"`
+	Weight       int     `json:"weight"`
+	Local        bool    `json:"local,omitempty"`         // on this host
+	Health       string  `json:"health"`                  // unknown, up, down
+	Detail       string  `json:"detail,omitempty"`        // what the last check found
+	Admin        string  `json:"admin"`                   // ready, drain, maint
+	Steerable    bool    `json:"steerable"`               // new connections may be steered to it
+	NotSteerable string  `json:"not_steerable,omitempty"` // why not
+	L7Tokens     int64   `json:"l7_tokens"`               // in flight at the front end
+	KernelTokens int64   `json:"kernel_tokens"`           // charged to steered flows
+	Limit        int64   `json:"limit"`                   // of both together, for new steered connections
+	Requests     int64   `json:"requests"`                // in flight at the front end
+	SteeredFlows int64   `json:"steered_flows"`           // open now
+	Generation   uint32  `json:"generation"`
+	Share        float64 `json:"share,omitempty"` // of the pool's capacity, 0 to 1
 }
 
 // Session is one element of GET /api/v1/sessions: a client address that the front end knows.
@@ -63,7 +64,7 @@ type Session struct {
 	Client         string  `json:"client"`
 	VIP            string  `json:"vip"`
 	Backend        string  `json:"backend"`            // empty for mixed
-	State          string  `json:"state"`              // pinned, mixed, static
+	State          string  `json:"state"`              // pinned, mixed, static (by the operator), ended (the lease has run out)
 	Sessions       int     `json:"sessions"`           // recent ones behind the address
 	Tokens         int64   `json:"tokens"`             // charge of one connection
 	ExpiresSeconds float64 `json:"expires_in_seconds"` // until the pin is void; 0 = never
