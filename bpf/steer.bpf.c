@@ -8,12 +8,15 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 const volatile __u8 ipv6_on = 1;
 
 /* For the generator of the Go types: what no map holds. */
-const struct event *unused_event __attribute__((unused));
-const enum shunt_sizes *unused_sizes __attribute__((unused));
-const enum shunt_reason *unused_reason __attribute__((unused));
-const enum shunt_flow_flags *unused_flow_flags __attribute__((unused));
-const enum shunt_pin_flags *unused_pin_flags __attribute__((unused));
-const enum shunt_backend_flags *unused_backend_flags __attribute__((unused));
+struct exported {
+	struct event event;
+	enum shunt_sizes sizes;
+	enum shunt_reason reason;
+	enum shunt_flow_flags flow_flags;
+	enum shunt_pin_flags pin_flags;
+	enum shunt_backend_flags backend_flags;
+};
+const struct exported *exported __attribute__((unused));
 
 static __always_inline int not_forwarded(enum shunt_reason why)
 {

@@ -32,6 +32,22 @@ static __always_inline void count_packet(__u32 backend, int reverse, __u32 bytes
 	}
 }
 
+static __always_inline void count_opened(__u32 backend)
+{
+	struct stat *s = bpf_map_lookup_elem(&shunt_stats, &backend);
+
+	if (s)
+		s->opened++;
+}
+
+static __always_inline void count_closed(__u32 backend)
+{
+	struct stat *s = bpf_map_lookup_elem(&shunt_stats, &backend);
+
+	if (s)
+		s->closed++;
+}
+
 /* An event about the connection whose forward key is k. The caller fills the rest and submits; NULL = ring full. */
 static __always_inline struct event *event_start(enum shunt_event_kind kind, const struct flow_key *k, __u32 backend, __u32 vip,
 						 __u64 now)

@@ -93,7 +93,6 @@ static __always_inline int flow_settle(const struct flow_key *k, struct flow *fw
 	struct session_key sk = {};
 	struct session_use *use;
 	__u32 was, backend;
-	struct stat *stat;
 	struct event *e;
 	__s64 charge;
 
@@ -111,9 +110,7 @@ static __always_inline int flow_settle(const struct flow_key *k, struct flow *fw
 	use = bpf_map_lookup_elem(&shunt_sess_use, &sk);
 	if (use)
 		__sync_fetch_and_add(&use->open, -1);
-	stat = bpf_map_lookup_elem(&shunt_stats, &backend);
-	if (stat)
-		stat->closed++;
+	count_closed(backend);
 	e = event_start(SHUNT_EVENT_CLOSE, k, backend, fwd->vip_id, now);
 	if (!e)
 		return 1;

@@ -15,8 +15,9 @@ struct opening {
 	struct flow_key reverse_key;
 	struct session_key session;
 	struct vip vip;
+	__u32 pad;
 	__u32 backend;
-	__u32 charge;
+	__u64 charge;
 	__u64 epoch;
 	__u64 now;
 };

@@ -221,6 +221,7 @@ static __noinline enum shunt_reason syn_verdict(void *ctx, const struct pkt *p, 
 		why = nat_open(p, o);
 		if (!why) {
 			use->last_ns = o->now;
+			count_opened(o->backend);
 			event_emit(SHUNT_EVENT_OPEN, &p->key, o->backend, o->session.vip_id, o->now, o->charge);
 			return SHUNT_REASON_NONE;
 		}

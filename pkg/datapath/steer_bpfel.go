@@ -116,9 +116,10 @@ type steerOpening struct {
 	ReverseKey steerFlowKey
 	Session    steerSessionKey
 	Vip        steerVip
+	Pad        uint32
 	Backend    uint32
-	Charge     uint32
 	_          [4]byte
+	Charge     uint64
 	Epoch      uint64
 	Now        uint64
 }
@@ -294,37 +295,32 @@ type steerWeight struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	steerMapShuntAdmin         = "shunt_admin"
-	steerMapShuntBackends      = "shunt_backends"
-	steerMapShuntConfig        = "shunt_config"
-	steerMapShuntDrops         = "shunt_drops"
-	steerMapShuntEpochs        = "shunt_epochs"
-	steerMapShuntEvents        = "shunt_events"
-	steerMapShuntFlows         = "shunt_flows"
-	steerMapShuntScratch       = "shunt_scratch"
-	steerMapShuntSessUse       = "shunt_sess_use"
-	steerMapShuntSessions      = "shunt_sessions"
-	steerMapShuntState         = "shunt_state"
-	steerMapShuntStats         = "shunt_stats"
-	steerMapShuntVips          = "shunt_vips"
-	steerMapShuntWeights       = "shunt_weights"
-	steerProgShuntArm          = "shunt_arm"
-	steerProgShuntXdp          = "shunt_xdp"
-	steerVarClosedNs           = "closed_ns"
-	steerVarEstablishedNs      = "established_ns"
-	steerVarFinNs              = "fin_ns"
-	steerVarHalfOpenNs         = "half_open_ns"
-	steerVarHeldNs             = "held_ns"
-	steerVarIpv6On             = "ipv6_on"
-	steerVarRestNs             = "rest_ns"
-	steerVarRetryNs            = "retry_ns"
-	steerVarSweepNs            = "sweep_ns"
-	steerVarUnusedBackendFlags = "unused_backend_flags"
-	steerVarUnusedEvent        = "unused_event"
-	steerVarUnusedFlowFlags    = "unused_flow_flags"
-	steerVarUnusedPinFlags     = "unused_pin_flags"
-	steerVarUnusedReason       = "unused_reason"
-	steerVarUnusedSizes        = "unused_sizes"
+	steerMapShuntAdmin    = "shunt_admin"
+	steerMapShuntBackends = "shunt_backends"
+	steerMapShuntConfig   = "shunt_config"
+	steerMapShuntDrops    = "shunt_drops"
+	steerMapShuntEpochs   = "shunt_epochs"
+	steerMapShuntEvents   = "shunt_events"
+	steerMapShuntFlows    = "shunt_flows"
+	steerMapShuntScratch  = "shunt_scratch"
+	steerMapShuntSessUse  = "shunt_sess_use"
+	steerMapShuntSessions = "shunt_sessions"
+	steerMapShuntState    = "shunt_state"
+	steerMapShuntStats    = "shunt_stats"
+	steerMapShuntVips     = "shunt_vips"
+	steerMapShuntWeights  = "shunt_weights"
+	steerProgShuntArm     = "shunt_arm"
+	steerProgShuntXdp     = "shunt_xdp"
+	steerVarClosedNs      = "closed_ns"
+	steerVarEstablishedNs = "established_ns"
+	steerVarExported      = "exported"
+	steerVarFinNs         = "fin_ns"
+	steerVarHalfOpenNs    = "half_open_ns"
+	steerVarHeldNs        = "held_ns"
+	steerVarIpv6On        = "ipv6_on"
+	steerVarRestNs        = "rest_ns"
+	steerVarRetryNs       = "retry_ns"
+	steerVarSweepNs       = "sweep_ns"
 )
 
 // loadSteer returns the embedded CollectionSpec for steer.
@@ -397,21 +393,16 @@ type steerMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerVariableSpecs struct {
-	ClosedNs           *ebpf.VariableSpec `ebpf:"closed_ns"`
-	EstablishedNs      *ebpf.VariableSpec `ebpf:"established_ns"`
-	FinNs              *ebpf.VariableSpec `ebpf:"fin_ns"`
-	HalfOpenNs         *ebpf.VariableSpec `ebpf:"half_open_ns"`
-	HeldNs             *ebpf.VariableSpec `ebpf:"held_ns"`
-	Ipv6On             *ebpf.VariableSpec `ebpf:"ipv6_on"`
-	RestNs             *ebpf.VariableSpec `ebpf:"rest_ns"`
-	RetryNs            *ebpf.VariableSpec `ebpf:"retry_ns"`
-	SweepNs            *ebpf.VariableSpec `ebpf:"sweep_ns"`
-	UnusedBackendFlags *ebpf.VariableSpec `ebpf:"unused_backend_flags"`
-	UnusedEvent        *ebpf.VariableSpec `ebpf:"unused_event"`
-	UnusedFlowFlags    *ebpf.VariableSpec `ebpf:"unused_flow_flags"`
-	UnusedPinFlags     *ebpf.VariableSpec `ebpf:"unused_pin_flags"`
-	UnusedReason       *ebpf.VariableSpec `ebpf:"unused_reason"`
-	UnusedSizes        *ebpf.VariableSpec `ebpf:"unused_sizes"`
+	ClosedNs      *ebpf.VariableSpec `ebpf:"closed_ns"`
+	EstablishedNs *ebpf.VariableSpec `ebpf:"established_ns"`
+	Exported      *ebpf.VariableSpec `ebpf:"exported"`
+	FinNs         *ebpf.VariableSpec `ebpf:"fin_ns"`
+	HalfOpenNs    *ebpf.VariableSpec `ebpf:"half_open_ns"`
+	HeldNs        *ebpf.VariableSpec `ebpf:"held_ns"`
+	Ipv6On        *ebpf.VariableSpec `ebpf:"ipv6_on"`
+	RestNs        *ebpf.VariableSpec `ebpf:"rest_ns"`
+	RetryNs       *ebpf.VariableSpec `ebpf:"retry_ns"`
+	SweepNs       *ebpf.VariableSpec `ebpf:"sweep_ns"`
 }
 
 // steerObjects contains all objects after they have been loaded into the kernel.
@@ -473,21 +464,16 @@ func (m *steerMaps) Close() error {
 //
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerVariables struct {
-	ClosedNs           *ebpf.Variable `ebpf:"closed_ns"`
-	EstablishedNs      *ebpf.Variable `ebpf:"established_ns"`
-	FinNs              *ebpf.Variable `ebpf:"fin_ns"`
-	HalfOpenNs         *ebpf.Variable `ebpf:"half_open_ns"`
-	HeldNs             *ebpf.Variable `ebpf:"held_ns"`
-	Ipv6On             *ebpf.Variable `ebpf:"ipv6_on"`
-	RestNs             *ebpf.Variable `ebpf:"rest_ns"`
-	RetryNs            *ebpf.Variable `ebpf:"retry_ns"`
-	SweepNs            *ebpf.Variable `ebpf:"sweep_ns"`
-	UnusedBackendFlags *ebpf.Variable `ebpf:"unused_backend_flags"`
-	UnusedEvent        *ebpf.Variable `ebpf:"unused_event"`
-	UnusedFlowFlags    *ebpf.Variable `ebpf:"unused_flow_flags"`
-	UnusedPinFlags     *ebpf.Variable `ebpf:"unused_pin_flags"`
-	UnusedReason       *ebpf.Variable `ebpf:"unused_reason"`
-	UnusedSizes        *ebpf.Variable `ebpf:"unused_sizes"`
+	ClosedNs      *ebpf.Variable `ebpf:"closed_ns"`
+	EstablishedNs *ebpf.Variable `ebpf:"established_ns"`
+	Exported      *ebpf.Variable `ebpf:"exported"`
+	FinNs         *ebpf.Variable `ebpf:"fin_ns"`
+	HalfOpenNs    *ebpf.Variable `ebpf:"half_open_ns"`
+	HeldNs        *ebpf.Variable `ebpf:"held_ns"`
+	Ipv6On        *ebpf.Variable `ebpf:"ipv6_on"`
+	RestNs        *ebpf.Variable `ebpf:"rest_ns"`
+	RetryNs       *ebpf.Variable `ebpf:"retry_ns"`
+	SweepNs       *ebpf.Variable `ebpf:"sweep_ns"`
 }
 
 // steerPrograms contains all programs after they have been loaded into the kernel.
