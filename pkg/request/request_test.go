@@ -403,3 +403,27 @@ func TestDuplicateKeys(t *testing.T) {
 		t.Errorf("model %q", got)
 	}
 }
+
+// Parsers come from a pool: what one request leaves behind must never show in another.
+func TestConcurrentParsers(t *testing.T) {
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for i := range 300 {
+				model, word := fmt.Sprintf("m%d", w), strings.Repeat("hello ", i%7+1)
+				body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":[{"type":"text","text":"\u0068%s"}]}],"prompt_cache_key":"k%d"}`, model, word[1:], i)
+				if i%3 == 0 {
+					body = fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%q}],"n":2,"max_tokens":%d}`, model, word, i+1)
+				}
+				p := Acquire()
+				f, err := p.Parse(Chat, []byte(body))
+				if err != nil || f.Model != model || len(f.texts) != 1 || f.texts[0] != word || (f.CacheKey == "") != (i%3 == 0) ||
+					(f.MaxTokens != 0) != (i%3 == 0) {
+					t.Errorf("worker %d, request %d: %+v, %v", w, i, f, err)
+				}
+				p.Release()
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -11,21 +11,25 @@ import (
 // minCached is the length from which a text is worth a place in the cache.
 const minCached = 8
 
+// cacheWays is the number of places where a text may stand: the entries of one cache line.
+const cacheWays = 4
+
 // cache remembers the counts of texts in a table of fixed size, without locks: an entry's first word is the text's hash
 // XOR the second word, so that words from two writers never match a hash. With a random seed of 64 bits nobody outside can
-// choose texts that collide, and by chance one look-up in 2^64 does.
+// choose texts that collide, and by chance one look-up in 2^62 does.
 type cache struct {
-	seed    maphash.Seed
-	entries []cacheEntry
+	seed maphash.Seed
+	sets [][cacheWays]cacheEntry
 }
 
 type cacheEntry struct{ check, value atomic.Uint64 }
 
-func newCache(n int) *cache {
-	if n < 0 {
+func newCache(entries int) *cache {
+	if entries < 0 {
 		return nil
 	}
-	return &cache{seed: maphash.MakeSeed(), entries: make([]cacheEntry, 1<<bits.Len(uint(max(n, 1)-1)))}
+	sets := 1 << bits.Len(uint(max(1, ceilDiv(entries, cacheWays))-1))
+	return &cache{seed: maphash.MakeSeed(), sets: make([][cacheWays]cacheEntry, sets)}
 }
 
 func (c *cache) get(text string) (Count, bool) {
@@ -33,14 +37,17 @@ func (c *cache) get(text string) (Count, bool) {
 		return Count{}, false
 	}
 	key := maphash.String(c.seed, text)
-	e := &c.entries[key&uint64(len(c.entries)-1)]
-	v := e.value.Load()
-	if v == 0 || e.check.Load()^v != key {
-		return Count{}, false
+	set := &c.sets[key&uint64(len(c.sets)-1)]
+	for i := range set {
+		v := set[i].value.Load()
+		if v != 0 && set[i].check.Load()^v == key {
+			return Count{Tokens: int(v >> 2), Estimated: v&2 != 0}, true
+		}
 	}
-	return Count{Tokens: int(v >> 2), Estimated: v&2 != 0}, true
+	return Count{}, false
 }
 
+// put stores a count in a free place, or instead of one that the hash chooses.
 func (c *cache) put(text string, n Count) {
 	if c == nil || len(text) < minCached {
 		return
@@ -50,7 +57,14 @@ func (c *cache) put(text string, n Count) {
 	if n.Estimated {
 		v |= 2
 	}
-	e := &c.entries[key&uint64(len(c.entries)-1)]
+	set := &c.sets[key&uint64(len(c.sets)-1)]
+	e := &set[key>>62]
+	for i := range set {
+		if set[i].value.Load() == 0 {
+			e = &set[i]
+			break
+		}
+	}
 	e.check.Store(key ^ v)
 	e.value.Store(v)
 }

@@ -44,7 +44,7 @@ type Options struct {
 	// MaxRun is the length in bytes at which unbroken runs are cut; 0 means DefaultMaxRun.
 	MaxRun int
 	// CacheEntries is the number of texts per encoding whose counts are remembered, 16 bytes each; rounded up to a
-	// power of two. 0 means DefaultCacheEntries, a negative number none.
+	// power of two, 4 at least. 0 means DefaultCacheEntries, a negative number none.
 	CacheEntries int
 }
 
