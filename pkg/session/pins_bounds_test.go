@@ -143,3 +143,22 @@ func TestPinsConcurrent(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+func TestPinsAllocs(t *testing.T) {
+	r := newRig(t, nil)
+	r.offer(1, 0)
+	if a := testing.AllocsPerRun(100, func() {
+		r.pins.Seen(client, vip, 1, r.b[0], false)
+		r.offer(1, 0)
+	}); a != 0 {
+		t.Errorf("a request at a known address costs %v allocations", a)
+	}
+}
+
+func BenchmarkOffer(b *testing.B) {
+	r := newRig(b, nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		r.offer(1, 0)
+	}
+}
