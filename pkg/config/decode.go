@@ -32,16 +32,12 @@ func Load(path string) (*Config, error) {
 	return Parse(path, data)
 }
 
-// readFile reads a whole file, - is standard input.
 func readFile(path string) ([]byte, error) {
-	f := os.Stdin
-	if path != "-" {
-		var err error
-		if f, err = os.Open(path); err != nil {
-			return nil, fmt.Errorf("read configuration: %w", err)
-		}
-		defer f.Close()
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
 	}
+	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("read configuration: %w", err)
