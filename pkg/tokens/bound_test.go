@@ -172,7 +172,7 @@ func TestSoftCutsAreExact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var b strings.Builder
 		unit := rapid.SliceOfN(words, 1, 60).Draw(t, "words")
-		for b.Len() < 3*partSize {
+		for b.Len() < 2*partSize {
 			for _, w := range unit {
 				b.WriteString(w)
 			}
