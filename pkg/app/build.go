@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/shunt-lb/shunt/pkg/config"
+	"github.com/shunt-lb/shunt/pkg/fleet"
+	"github.com/shunt-lb/shunt/pkg/health"
+	"github.com/shunt-lb/shunt/pkg/netdev"
+	"github.com/shunt-lb/shunt/pkg/policy"
+)
+
+// Host returns what a configuration's check has to know of this machine.
+func Host() config.Host {
+	h := config.Host{Policies: policy.Names()}
+	if r, err := netdev.IPLocalPortRange(); err == nil {
+		h.LocalPortRange = [2]int{int(r.First), int(r.Last)}
+	}
+	if a, err := netdev.LocalAddrs(); err == nil {
+		h.Addrs = a
+	}
+	if links, err := net.Interfaces(); err == nil {
+		for _, l := range links {
+			h.Interfaces = append(h.Interfaces, l.Name)
+		}
+	}
+	return h
+}
+
+// poolState is what a pool keeps over reloads: its policy's memory, while policy and bound stay the same.
+type poolState struct {
+	policy  string
+	bound   float64
+	chooser policy.Policy
+}
+
+// pools translates the configuration's pools. Policies that did not change keep their instances.
+func pools(ctx context.Context, cfg *config.Config, old map[string]poolState) ([]fleet.PoolSpec, map[string]poolState, error) {
+	specs := make([]fleet.PoolSpec, 0, len(cfg.Pools))
+	states := map[string]poolState{}
+	for _, p := range cfg.Pools {
+		st := old[p.Name]
+		if st.chooser == nil || st.policy != p.Policy || st.bound != cfg.Steering.Bound {
+			chooser, err := policy.New(p.Policy, policy.Params{Bound: cfg.Steering.Bound})
+			if err != nil {
+				return nil, nil, fmt.Errorf("pool %s: %w", p.Name, err)
+			}
+			st = poolState{policy: p.Policy, bound: cfg.Steering.Bound, chooser: chooser}
+		}
+		states[p.Name] = st
+		spec := fleet.PoolSpec{Name: p.Name, Models: p.Models, Chooser: st.chooser}
+		for _, b := range p.Backends {
+			steer, err := steerAddr(ctx, cfg.Steering, b)
+			if err != nil {
+				return nil, nil, fmt.Errorf("backend %s: %w", b.Name, err)
+			}
+			spec.Backends = append(spec.Backends, fleet.BackendSpec{Name: b.Name, URL: b.URL, Weight: b.Weight, Steer: steer,
+				MaxInflightTokens: p.Limits.MaxInflightTokens, Local: onThisHost(b)})
+		}
+		specs = append(specs, spec)
+	}
+	return specs, states, nil
+}
+
+// steerAddr is where the kernel sends the backend's sessions: the peer that the file names, or the engine itself.
+func steerAddr(ctx context.Context, s config.Steering, b config.Backend) (netip.AddrPort, error) {
+	switch {
+	case s.Mode == config.ModeOff:
+		return netip.AddrPort{}, nil
+	case s.Target == config.TargetPeer:
+		return b.Steer, nil
+	}
+	if a, ok := b.Addr(); ok {
+		return a, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	family := "ip"
+	if len(s.VIP) > 0 && s.VIP[0].Is4() {
+		family = "ip4"
+	} else if len(s.VIP) > 0 {
+		family = "ip6"
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, family, b.URL.Hostname())
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("resolve the address to steer to: %w", err)
+	}
+	port, err := net.DefaultResolver.LookupPort(ctx, "tcp", portOf(b.URL))
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("resolve the port to steer to: %w", err)
+	}
+	return netip.AddrPortFrom(addrs[0].Unmap(), uint16(port)), nil
+}
+
+func portOf(u *url.URL) string {
+	if p := u.Port(); p != "" {
+		return p
+	}
+	return u.Scheme
+}
+
+// onThisHost reports whether the engine runs here: by its own address, or, where that is a container's, by the
+// address of the shunt beside it.
+func onThisHost(b config.Backend) bool {
+	if strings.EqualFold(b.URL.Hostname(), "localhost") {
+		return true
+	}
+	for _, a := range []string{b.URL.Hostname(), b.Steer.Addr().String()} {
+		addr, err := netip.ParseAddr(a)
+		if err != nil {
+			continue
+		}
+		if local, err := netdev.IsLocal(addr.Unmap()); err == nil && local {
+			return true
+		}
+	}
+	return false
+}
+
+// healthSettings returns the checks of each backend's pool.
+func healthSettings(cfg *config.Config) func(*fleet.Backend) health.Settings {
+	byPool := map[string]health.Settings{}
+	for _, p := range cfg.Pools {
+		s := health.Settings{Path: p.Health.Path, Interval: p.Health.Interval, Timeout: p.Health.Timeout, Fall: p.Health.Fall, Rise: p.Health.Rise}
+		if s.Path == "auto" {
+			s.Path = ""
+		}
+		byPool[p.Name] = s
+	}
+	return func(b *fleet.Backend) health.Settings { return byPool[b.Pool()] }
+}
+
+// fixed lists the settings that differ and that only a restart can change.
+func fixed(old, now *config.Config) []string {
+	var names []string
+	for _, s := range []struct {
+		name     string
+		old, now any
+	}{
+		{"listen", old.Listen, now.Listen},
+		{"admin", old.Admin, now.Admin},
+		{"steering", old.Steering, now.Steering},
+		{"session", old.Session, now.Session},
+		{"access_log", old.AccessLog, now.AccessLog},
+		{"log", old.Log, now.Log},
+		{"limits.max_header", old.Limits.MaxHeader, now.Limits.MaxHeader},
+		{"limits.max_connections", old.Limits.MaxConnections, now.Limits.MaxConnections},
+	} {
+		if !reflect.DeepEqual(s.old, s.now) {
+			names = append(names, s.name)
+		}
+	}
+	return names
+}

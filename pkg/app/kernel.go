@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shunt-lb/shunt/pkg/config"
+	"github.com/shunt-lb/shunt/pkg/datapath"
+	"github.com/shunt-lb/shunt/pkg/fleet"
+	"github.com/shunt-lb/shunt/pkg/health"
+	"github.com/shunt-lb/shunt/pkg/netdev"
+	"github.com/shunt-lb/shunt/pkg/session"
+)
+
+const (
+	// limitEvery is how often the kernel's bounds follow the load.
+	limitEvery = 100 * time.Millisecond
+	// limitSlack is what an idle backend may carry above its share, in tokens.
+	limitSlack = 4096
+	// An address may have flowsPerSession open flows for each of its sessions, and flowsSlack more: SDKs open two
+	// connections for one conversation.
+	flowsPerSession = 2
+	flowsSlack      = 2
+)
+
+// kernel keeps the kernel's view of the fleet: which backends may be steered to, and how much they may carry. It is
+// nil where nothing is steered.
+type kernel struct {
+	cfg   config.Steering
+	dp    *datapath.Datapath
+	vips  []netip.AddrPort
+	peers *health.Peers // nil with target engine
+	log   *slog.Logger
+
+	fleet *fleet.Fleet
+	pins  *session.Pins
+	wake  chan struct{}
+
+	mu       sync.Mutex // sync
+	problem  string
+	locals   atomic.Pointer[map[fleet.ID]bool] // backends on this host, as of the last sync
+	attached atomic.Bool
+}
+
+// openKernel loads or takes over the maps and the program. The error is datapath.ErrUnavailable and says what is
+// missing where the machine or the privileges do not allow it.
+func openKernel(cfg *config.Config, log *slog.Logger) (*kernel, error) {
+	s := cfg.Steering
+	k := &kernel{cfg: s, log: log, wake: make(chan struct{}, 1)}
+	settings := datapath.Settings{
+		NATPorts: netdev.PortRange{First: s.NATPorts.First, Last: s.NATPorts.Last},
+		Lease:    datapath.Lease{Idle: s.Lease.Idle, Sample: uint32(s.Lease.Sample), FlowsPerSession: flowsPerSession, FlowsSlack: flowsSlack},
+	}
+	for _, a := range s.VIP {
+		vip := netip.AddrPortFrom(a, cfg.Listen.Port())
+		k.vips = append(k.vips, vip)
+		settings.VIPs = append(settings.VIPs, datapath.VIP{Addr: vip, SNAT: s.SNATFor(a)})
+	}
+	dp, err := datapath.Open(datapath.Options{
+		Instance: s.Instance, BPFFS: s.BPFFS, Interfaces: s.Interfaces, Attach: s.Attach, Settings: settings,
+	})
+	if err != nil {
+		return nil, err
+	}
+	k.dp = dp
+	return k, nil
+}
+
+// bind connects the kernel path with the fleet, once there is one.
+func (k *kernel) bind(f *fleet.Fleet, homes *session.Tracker, ingresses *session.Ingresses) {
+	k.fleet = f
+	k.locals.Store(&map[fleet.ID]bool{})
+	if k.cfg.Target == config.TargetPeer {
+		k.peers = health.NewPeers(health.PeersOptions{
+			Backends: f.Backends,
+			Source: func(target netip.Addr) netip.Addr {
+				for _, v := range k.vips {
+					if v.Addr().Is4() == target.Is4() {
+						return k.cfg.SNATFor(v.Addr())
+					}
+				}
+				return netip.Addr{}
+			},
+			ABI: datapath.ABI,
+			OnChange: func(b *fleet.Backend, ready bool, detail string) {
+				k.log.Info("peer changed", "backend", b.Name(), "steer", b.Steer(), "ready", ready, "detail", detail)
+				k.poke()
+			},
+		})
+	}
+	k.pins = session.NewPins(session.PinsOptions{
+		Table:     k.dp.PinTable(),
+		Lease:     session.Lease{Idle: k.cfg.Lease.Idle, Max: k.cfg.Lease.Max, Connections: uint32(k.cfg.Lease.Connections)},
+		Steerable: k.steerable,
+		IsVIP:     k.isVIP,
+		Skip:      ingresses.Contains,
+		Home:      homes.Home,
+		Handoff:   k.cfg.Handoff == config.HandoffClose,
+	})
+}
+
+func (k *kernel) isVIP(local netip.AddrPort) bool {
+	local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
+	for _, v := range k.vips {
+		if v == local {
+			return true
+		}
+	}
+	return false
+}
+
+// reachable reports whether what answers at the backend's steered address is what the target asks for.
+func (k *kernel) reachable(b *fleet.Backend) bool {
+	return b.Steer().IsValid() && (k.peers == nil || k.peers.Ready(b))
+}
+
+// steerable reports whether a session of the backend may be pinned. A backend of this host is served by the local L7.
+func (k *kernel) steerable(b *fleet.Backend) bool {
+	return k.attached.Load() && b.Eligible() && k.reachable(b) && !(*k.locals.Load())[b.ID()]
+}
+
+// poke makes Run write the kernel's view soon.
+func (k *kernel) poke() {
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+// sync writes the state of every backend to the kernel.
+func (k *kernel) sync() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var records []datapath.BackendRecord
+	locals := map[fleet.ID]bool{}
+	for _, b := range k.fleet.Backends() {
+		state := b.Health()
+		if state == fleet.HealthUp && !k.reachable(b) {
+			state = fleet.HealthDown
+		}
+		if b.Steer().IsValid() {
+			local, err := netdev.IsLocal(b.Steer().Addr())
+			locals[b.ID()] = local && err == nil
+		}
+		records = append(records, datapath.BackendRecord{ID: b.ID(), Name: b.Name(), Steer: b.Steer(), State: state,
+			Generation: b.Generation(), Local: locals[b.ID()]})
+	}
+	k.locals.Store(&locals)
+	if err := k.dp.SetBackends(records); err != nil {
+		k.problem = err.Error()
+		return fmt.Errorf("write backends to the kernel: %w", err)
+	}
+	k.problem = ""
+	return nil
+}
+
+// attach puts the program on the interfaces; before it the kernel's view must be written.
+func (k *kernel) attach() error {
+	k.limits()
+	if err := k.sync(); err != nil {
+		return err
+	}
+	if err := k.dp.Attach(); err != nil {
+		return err
+	}
+	k.attached.Store(true)
+	return nil
+}
+
+func (k *kernel) limits() { k.fleet.UpdateLimits(k.cfg.Bound, limitSlack) }
+
+// forget drops the pins of a backend that a reload took away.
+func (k *kernel) forget(b *fleet.Backend) {
+	if err := k.pins.Forget(b); err != nil {
+		k.log.Warn("pins of a removed backend are left; the kernel ignores them", "backend", b.Name(), "error", err)
+	}
+}
+
+// run keeps the kernel's view fresh until ctx ends.
+func (k *kernel) run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if k.peers != nil {
+		wg.Go(func() { k.peers.Run(ctx) })
+	}
+	wg.Go(func() { k.follow(ctx) })
+	if err := k.dp.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("run the kernel path: %w", err)
+	}
+	return nil
+}
+
+func (k *kernel) follow(ctx context.Context) {
+	tick := time.NewTicker(limitEvery)
+	defer tick.Stop()
+	failing := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			k.limits()
+			if !failing {
+				continue
+			}
+		case <-k.wake:
+		}
+		err := k.sync()
+		if err != nil && !failing {
+			k.log.Error("the kernel's view of the backends is old", "error", err)
+		}
+		failing = err != nil
+	}
+}
