@@ -55,6 +55,7 @@ func eachFamily(t *testing.T, f func(t *testing.T, fam family)) {
 // rigOptions change what is loaded, not what the maps hold.
 type rigOptions struct {
 	flows int
+	uses  int
 	vars  map[string]any
 }
 
@@ -100,6 +101,9 @@ func newRig(t testing.TB, fam family, opts rigOptions) *rig {
 	spec.Maps["shunt_flows"].MaxEntries = uint32(opts.flows)
 	spec.Maps["shunt_sessions"].MaxEntries = 4096
 	spec.Maps["shunt_sess_use"].MaxEntries = 4096
+	if opts.uses > 0 {
+		spec.Maps["shunt_sess_use"].MaxEntries = uint32(opts.uses)
+	}
 	for name, v := range opts.vars {
 		if err := spec.Variables[name].Set(v); err != nil {
 			t.Fatalf("set %s: %v", name, err)
