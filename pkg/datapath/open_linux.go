@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	abi = uint32(steerShuntSizesSHUNT_ABI)
+	abi = uint32(ABI)
 
 	heartbeatEvery = 200 * time.Millisecond
 	heartbeatMax   = 2 * time.Second
@@ -300,10 +300,12 @@ func mapArray[T any](m *ebpf.Map) ([]T, error) {
 
 func (d *Datapath) writeConfig(l Lease) {
 	c := d.config
-	c.SessionIdleNs = uint64(max(l.Idle, 0))
-	c.HeartbeatMaxNs = uint64(heartbeatMax)
-	c.Sample, c.FlowsPerSession, c.FlowsSlack = l.Sample, l.FlowsPerSession, l.FlowsSlack
-	c.Abi = abi
+	atomic.StoreUint64(&c.SessionIdleNs, uint64(max(l.Idle, 0)))
+	atomic.StoreUint64(&c.HeartbeatMaxNs, uint64(heartbeatMax))
+	atomic.StoreUint32(&c.Sample, l.Sample)
+	atomic.StoreUint32(&c.FlowsPerSession, l.FlowsPerSession)
+	atomic.StoreUint32(&c.FlowsSlack, l.FlowsSlack)
+	atomic.StoreUint32(&c.Abi, abi)
 }
 
 // adopt reads what the former daemon left: backends by name, and VIPs.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/shunt-lb/shunt/pkg/fleet"
@@ -141,7 +142,7 @@ func since(now, then uint64) time.Duration { return time.Duration(now - min(now,
 
 // Sessions returns pins with their use, at most most of them (0 = all), in no order.
 func (d *Datapath) Sessions(most int) ([]Session, error) {
-	names, now := d.names(), d.clock.now()
+	names, now, idle := d.names(), d.clock.now(), atomic.LoadUint64(&d.config.SessionIdleNs)
 	type entry struct {
 		key   steerSessionKey
 		value steerSession
@@ -160,7 +161,7 @@ func (d *Datapath) Sessions(most int) ([]Session, error) {
 		u, _ := d.pins.use(k)
 		x := Session{
 			Client: fromBytes(k.Client), VIP: d.pins.vipOf(k.VipId), Backend: fleet.ID(s.Backend), Name: names[fleet.ID(s.Backend)],
-			Live: leaseHolds(s, &u, now, d.config.SessionIdleNs), Static: isStatic(s),
+			Live: leaseHolds(s, &u, now, idle), Static: isStatic(s),
 			Age: since(now, s.SinceNs), Idle: since(now, max(s.SinceNs, u.LastNs)),
 			Tokens: s.Tokens, Sessions: max(s.Sessions, 1), Connections: s.Connections, Open: max(u.Open, 0), Sampled: u.Sampled,
 		}
