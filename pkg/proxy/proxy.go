@@ -63,6 +63,7 @@ type Dynamic struct {
 	Limits             Limits
 	Timeouts           Timeouts
 	Retries            int                 // attempts on further backends after the first
+	RetryBudget        float64             // retries as a share of the requests; a fifth
 	StripAuthorization bool                // do not pass the client's credentials on
 	Identifier         *session.Identifier // nil: no sessions
 }
@@ -205,6 +206,10 @@ func (s *Server) Update(d Dynamic) error {
 	def(&d.Timeouts.KeepAlive, 75*time.Second)
 	def(&d.Timeouts.Write, 2*time.Minute)
 	def(&d.Timeouts.BackendUse, 4*time.Second)
+	if d.RetryBudget <= 0 {
+		d.RetryBudget = retryShare
+	}
+	s.budget.set(d.RetryBudget)
 	s.settings.Store(&settings{Dynamic: d, paths: paths})
 	s.upstreams.idleLimit.Store(int64(d.Timeouts.BackendUse))
 	s.maxConnections.Store(int64(d.Limits.MaxConnections))
