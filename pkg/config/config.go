@@ -82,9 +82,9 @@ type Tokenizer struct {
 
 // Timeouts of the front end. There is no limit on a whole answer: a stream may last for hours.
 type Timeouts struct {
-	Connect    time.Duration `yaml:"connect" default:"2s" range:"10ms..1m" doc:"Connection to a backend."`
+	Connect    time.Duration `yaml:"connect" default:"5s" range:"10ms..1m" doc:"Connection to a backend, TLS included."`
 	FirstByte  time.Duration `yaml:"first_byte" default:"10m" range:"100ms..24h" doc:"From the request's last byte to the answer's first: the queue and prefill of the engine, and for an answer that is not streamed all of it."`
-	Idle       time.Duration `yaml:"idle" default:"2m" range:"100ms..24h" doc:"Between two reads of an answer, and between two writes to a client that reads slowly."`
+	Idle       time.Duration `yaml:"idle" default:"5m" range:"100ms..24h" doc:"Between two bytes of an answer."`
 	HeaderRead time.Duration `yaml:"header_read" default:"10s" range:"100ms..10m" doc:"For a client to send a request's head."`
 	ClientIdle time.Duration `yaml:"client_idle" default:"2m" range:"1s..24h" doc:"For a kept-alive client connection without a request. Longer than the clients' own (Go: 90 s), so that they close first."`
 }
@@ -92,14 +92,14 @@ type Timeouts struct {
 // Retries on another backend.
 type Retries struct {
 	Max    int     `yaml:"max" default:"2" range:"0..10" doc:"Further attempts of one request, each on a backend it has not tried."`
-	Budget float64 `yaml:"budget" default:"0.2" range:"0..1" doc:"Retries allowed as a share of the requests of the last seconds, so that an outage is not multiplied."`
+	Budget float64 `yaml:"budget" default:"0.2" range:"0.01..1" doc:"Retries as a share of all requests, so that an outage is not multiplied. max: 0 turns retries off."`
 }
 
 // Limits of the front end. Only the L7 enforces them.
 type Limits struct {
 	MaxBody        Size `yaml:"max_body" default:"32MiB" range:"1KiB..4GiB" doc:"Largest request body; a larger one is 413."`
 	MaxHeader      Size `yaml:"max_header" default:"64KiB" range:"1KiB..16MiB" doc:"Largest request head; a larger one is 431."`
-	MaxConnections int  `yaml:"max_connections" default:"65536" range:"1..10000000" doc:"Client connections open at once; a further one is closed."`
+	MaxConnections int  `yaml:"max_connections" default:"0" range:"0..10000000" doc:"Client connections open at once; a further one is closed. 0 = as many as the file descriptors allow."`
 }
 
 // Session recognition.
