@@ -176,7 +176,7 @@ func (s *Server) routes() {
 				s.answer(w, r, func(r *http.Request) (any, error) {
 					v, err := f(r)
 					if err == nil {
-						s.o.Logger.Info("admin request done", "method", r.Method, "path", r.URL.Path)
+						s.o.Logger.Debug("admin request done", "method", r.Method, "path", r.URL.Path)
 					}
 					return v, err
 				})
