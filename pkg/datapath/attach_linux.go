@@ -168,15 +168,17 @@ func (d *Datapath) attachAnew(nic netdev.Link, path string) (*attachment, error)
 }
 
 func foreign(nic netdev.Link) error {
-	name := "of unknown name"
+	name, hint := "of unknown name", "detach it, or leave the interface out of steering.interfaces"
 	if p, err := ebpf.NewProgramFromID(ebpf.ProgramID(nic.XDPID)); err == nil {
 		if info, err := p.Info(); err == nil {
 			name = fmt.Sprintf("%q", info.Name)
+			if info.Name == steerProgShuntXdp {
+				hint = "it belongs to another instance of shunt, or to one whose pins are lost"
+			}
 		}
 		p.Close()
 	}
-	return fmt.Errorf("attach to %s: %w: program %s with id %d (%s mode); detach it, or leave the interface out of steering.interfaces",
-		nic.Name, ErrForeignProgram, name, nic.XDPID, nic.XDP)
+	return fmt.Errorf("attach to %s: %w: program %s with id %d (%s mode); %s", nic.Name, ErrForeignProgram, name, nic.XDPID, nic.XDP, hint)
 }
 
 func attachError(nic netdev.Link, mode netdev.XDPMode, err error) error {

@@ -99,6 +99,8 @@ func (d *Datapath) refresh() error {
 		}
 	}
 	var errs []error
+	hops := map[nextHop]bool{}
+	defer func() { d.hops.Store(&hops) }()
 	for id, t := range d.targets {
 		if t.left && d.table.Slots[id].KernelFlows.Load() <= 0 {
 			if err := d.m.ShuntBackends.Delete(uint32(id)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -109,7 +111,8 @@ func (d *Datapath) refresh() error {
 			delete(d.targets, id)
 			continue
 		}
-		b := d.record(t, neighbours, nics)
+		b, hop := d.record(t, neighbours, nics)
+		hops[hop] = true
 		if t.written != nil && *t.written == b {
 			continue
 		}
@@ -128,31 +131,31 @@ type nextHop struct {
 	addr  netip.Addr
 }
 
-// record is what the map should hold of t.
-func (d *Datapath) record(t *target, neighbours map[nextHop]netdev.Neighbour, nics map[int]netdev.Link) steerBackend {
-	b := steerBackend{State: uint32(t.rec.State), Generation: t.rec.Generation}
+// record is what the map should hold of t, and its next hop if that is known.
+func (d *Datapath) record(t *target, neighbours map[nextHop]netdev.Neighbour, nics map[int]netdev.Link) (b steerBackend, hop nextHop) {
+	b = steerBackend{State: uint32(t.rec.State), Generation: t.rec.Generation}
 	copy(asBytes(b.Name[:len(b.Name)-1]), t.rec.Name)
 	t.iface, t.problem = "", ""
 	if !t.rec.Steer.IsValid() || t.rec.Steer.Port() == 0 {
 		t.problem = "has no address to steer to"
-		return b
+		return b, hop
 	}
 	addr := t.rec.Steer.Addr().Unmap()
 	b.Addr, b.Port = toBytes(addr), t.rec.Steer.Port()
 	if t.rec.Local {
 		b.Flags |= uint32(steerShuntBackendFlagsSHUNT_BACKEND_LOCAL)
 		t.problem = "is on this host"
-		return b
+		return b, hop
 	}
 	r, err := d.net.Route(addr)
 	if err != nil {
 		t.problem = err.Error()
-		return b
+		return b, hop
 	}
 	if r.Local {
 		b.Flags |= uint32(steerShuntBackendFlagsSHUNT_BACKEND_LOCAL)
 		t.problem = "is on this host"
-		return b
+		return b, hop
 	}
 	nic, ok := nics[r.Index]
 	if !ok {
@@ -161,11 +164,12 @@ func (d *Datapath) record(t *target, neighbours map[nextHop]netdev.Neighbour, ni
 			t.iface = l.Name
 			t.problem = fmt.Sprintf("is reached through %s, which is not attached: its answers would miss the program", l.Name)
 		}
-		return b
+		return b, hop
 	}
 	t.iface = nic.Name
 	b.Ifindex, b.SrcMac = uint32(nic.Index), nic.MAC
-	n := neighbours[nextHop{r.Index, r.Next}]
+	hop = nextHop{r.Index, r.Next}
+	n := neighbours[hop]
 	now := time.Now()
 	switch {
 	case n.Usable:
@@ -191,7 +195,7 @@ func (d *Datapath) record(t *target, neighbours map[nextHop]netdev.Neighbour, ni
 			t.problem += ": " + err.Error()
 		}
 	}
-	return b
+	return b, hop
 }
 
 // retireStats keeps the totals and zeroes the counts of a slot that passes to another backend.

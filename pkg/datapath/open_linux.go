@@ -60,6 +60,7 @@ type Datapath struct {
 
 	events [EventFailover + 2]atomic.Uint64
 	npins  atomic.Int64
+	hops   atomic.Pointer[map[nextHop]bool] // towards backends
 }
 
 // clock turns the process's time into CLOCK_MONOTONIC without a system call.
@@ -321,7 +322,8 @@ func (d *Datapath) adopt() error {
 		}
 		value := *b
 		d.targets[rec.ID] = &target{rec: rec, written: &value, left: true}
-		if name != "" {
+		// Twice there when it left and came back while its flows ran: the one that takes connections counts.
+		if _, twice := d.known[name]; name != "" && (!twice || b.State == uint32(fleet.HealthUp)) {
 			d.known[name] = fleet.Known{ID: rec.ID, Generation: b.Generation, Steer: rec.Steer}
 		}
 	})

@@ -82,7 +82,15 @@ func (d *Datapath) runHeartbeat(ctx context.Context) error {
 // runWatch signals changes of the network. When the watch fails it begins anew: upkeep looks every second anyway.
 func (d *Datapath) runWatch(ctx context.Context, changed chan<- struct{}) error {
 	for {
-		err := d.net.Watch(ctx, 0, func(netdev.Change) {
+		err := d.net.Watch(ctx, 0, func(c netdev.Change) {
+			switch c.Kind {
+			case netdev.ChangeRoute: // a router's may change all the time: the next second is soon enough
+				return
+			case netdev.ChangeNeighbour:
+				if hops := d.hops.Load(); hops != nil && !(*hops)[nextHop{c.Index, c.Addr}] {
+					return
+				}
+			}
 			select {
 			case changed <- struct{}{}:
 			default:

@@ -63,9 +63,6 @@ type Link struct {
 	XDPID  uint32 // id of the XDP program; 0 = none
 }
 
-// Virtual says that no hardware is behind the link.
-func (l Link) Virtual() bool { return l.Kind != "device" || l.Driver == "" }
-
 // Route is how packets to one address leave.
 type Route struct {
 	Index  int        // of the link
