@@ -182,7 +182,8 @@ func standard(path string) bool {
 func TestDaemonHoldsNothingOfTheLab(t *testing.T) {
 	banned := []string{
 		module + "/pkg/sim", module + "/pkg/e2e", module + "/pkg/datapath/dptest", module + "/pkg/netdev/lab",
-		module + "/pkg/policy/policytest", "github.com/gopacket/gopacket", "testing",
+		module + "/pkg/policy/policytest", module + "/pkg/metrics/metricstest",
+		"github.com/gopacket/gopacket", "testing",
 	}
 	found := false
 	for _, p := range packages(t) {

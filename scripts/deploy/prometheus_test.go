@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+type ruleFile struct {
+	Groups []struct {
+		Name  string `yaml:"name"`
+		Rules []struct {
+			Alert       string            `yaml:"alert"`
+			Expr        string            `yaml:"expr"`
+			For         string            `yaml:"for"`
+			Labels      map[string]string `yaml:"labels"`
+			Annotations map[string]string `yaml:"annotations"`
+		} `yaml:"rules"`
+	} `yaml:"groups"`
+}
+
+// metricNames finds every metric that the daemon's packages define.
+func metricNames(t *testing.T) map[string]bool {
+	t.Helper()
+	quoted := regexp.MustCompile(`"(shunt_[a-z0-9_]+)"`)
+	names := map[string]bool{}
+	err := filepath.WalkDir("../../pkg", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, m := range quoted.FindAllStringSubmatch(string(b), -1) {
+			names[m[1]] = true
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+func TestAlerts(t *testing.T) {
+	var f ruleFile
+	documents(t, "prometheus/shunt.rules.yaml", &f)
+	names := metricNames(t)
+	used := regexp.MustCompile(`shunt_[a-z0-9_]+`)
+	seen := map[string]bool{}
+	for _, g := range f.Groups {
+		for _, r := range g.Rules {
+			if r.Alert == "" || seen[r.Alert] {
+				t.Errorf("alert %q has no name of its own", r.Alert)
+			}
+			seen[r.Alert] = true
+			if _, err := time.ParseDuration(r.For); err != nil {
+				t.Errorf("%s: for: %v", r.Alert, err)
+			}
+			if s := r.Labels["severity"]; s != "warning" && s != "critical" {
+				t.Errorf("%s: severity %q", r.Alert, s)
+			}
+			if r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
+				t.Errorf("%s: annotations %v", r.Alert, r.Annotations)
+			}
+			metrics := used.FindAllString(r.Expr, -1)
+			if len(metrics) == 0 {
+				t.Errorf("%s: %q asks for no metric of shunt", r.Alert, r.Expr)
+			}
+			for _, m := range metrics {
+				if !names[strings.TrimSuffix(m, "_bucket")] {
+					t.Errorf("%s asks for %s, which the daemon does not have", r.Alert, m)
+				}
+			}
+		}
+	}
+	if len(seen) == 0 {
+		t.Error("no alerts")
+	}
+}
