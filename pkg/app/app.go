@@ -215,13 +215,13 @@ func adminToken(file string) (string, error) {
 
 func (a *app) dynamic(cfg *config.Config) proxy.Dynamic {
 	return proxy.Dynamic{
-		Paths:      cfg.Paths,
+		Paths:      cfg.AllowedPaths(proxy.DefaultPaths),
 		Identifier: a.identifier.WithHeaders(cfg.Session.Headers),
 		Limits: proxy.Limits{MaxBody: int64(cfg.Limits.MaxBody), MaxHeader: int(cfg.Limits.MaxHeader),
 			MaxConnections: cfg.Limits.MaxConnections},
 		Timeouts: proxy.Timeouts{Connect: cfg.Timeouts.Connect, FirstByte: cfg.Timeouts.FirstByte, Idle: cfg.Timeouts.Idle,
 			Header: cfg.Timeouts.HeaderRead, KeepAlive: cfg.Timeouts.ClientIdle},
-		Retries: cfg.Retries.Max,
+		Retries: cfg.Retries.Max, RetryBudget: cfg.Retries.Budget,
 	}
 }
 

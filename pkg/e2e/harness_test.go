@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -235,8 +236,13 @@ func (w *world) serve(h *lab.Host, config string) *daemon {
 func (w *world) launch(h *lab.Host, attr *syscall.SysProcAttr, config string) *daemon {
 	w.t.Helper()
 	w.n++
-	file := filepath.Join(w.t.TempDir(), fmt.Sprintf("shunt-%d.yaml", w.n))
-	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
+	f, err := os.CreateTemp("", "shunt-*.yaml") // not in TempDir, which other users may not enter
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	file := f.Name()
+	w.t.Cleanup(func() { _ = os.Remove(file) })
+	if err := errors.Join(f.Close(), os.WriteFile(file, []byte(config), 0o644), os.Chmod(file, 0o644)); err != nil {
 		w.t.Fatal(err)
 	}
 	d := &daemon{w: w, host: h, file: file}
@@ -343,6 +349,12 @@ func (d *daemon) weightsReturn() {
 // httpClient returns a client inside the namespace. Without keep every request has a connection of its own.
 func httpClient(ns *lab.Namespace, keep bool) *http.Client {
 	return &http.Client{Timeout: 60 * time.Second, Transport: &http.Transport{DialContext: ns.Dial, DisableKeepAlives: !keep}}
+}
+
+// drain reads the answer to its end, so that the client keeps the connection.
+func drain(resp *http.Response) {
+	_, _ = io.Copy(io.Discard, resp.Body)
+	_ = resp.Body.Close()
 }
 
 // reply is one answer of a chat.

@@ -95,7 +95,7 @@ func TestOpenFlowIsVisible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = resp.Body.Close()
+	drain(resp)
 	flows := decode[[]admin.Flow](d, "/api/v1/flows")
 	if len(flows) != 1 || flows[0].Backend != engineName(0) || !strings.HasPrefix(flows[0].Client, client.V4.String()+":") || flows[0].Charge <= 0 {
 		t.Errorf("flows: %+v", flows)
