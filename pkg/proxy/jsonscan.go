@@ -131,18 +131,41 @@ func (s *jsonScan) feed(p []byte) {
 				s.numberDone()
 			}
 		default:
-			s.structural(p[i])
+			c := p[i]
 			i++
+			if c != '"' {
+				if jsonMark[c] {
+					s.structural(c)
+				}
+				continue
+			}
+			f := s.frame()
+			s.isKey = f != nil && f.object && f.expectKey
+			// Most strings are short, whole and plain: no state is needed for those.
+			j := i
+			for j < len(p) && j < i+len(s.short) && p[j] != '"' && p[j] != '\\' {
+				j++
+			}
+			if j < len(p) && p[j] == '"' {
+				s.stringEnd(p[i:j])
+				i = j + 1
+				continue
+			}
+			s.state, s.escaped, s.nshort = jsonString, false, 0
 		}
 	}
 }
 
+// jsonMark holds the bytes outside strings that mean something here.
+var jsonMark = func() (t [256]bool) {
+	for _, c := range "{}[]:,-0123456789" {
+		t[c] = true
+	}
+	return t
+}()
+
 func (s *jsonScan) structural(c byte) {
 	switch c {
-	case '"':
-		s.state, s.escaped, s.nshort = jsonString, false, 0
-		f := s.frame()
-		s.isKey = f != nil && f.object && f.expectKey
 	case '{', '[':
 		s.open(c == '{')
 	case '}', ']':
@@ -245,16 +268,24 @@ func (s *jsonScan) inString(p []byte) int {
 		return len(p)
 	}
 	s.state = jsonIdle
-	if s.isKey {
-		s.key = keyOther
-		if int(s.nshort) <= len(s.short) {
-			s.key = keyOf(s.short[:s.nshort])
-		}
-		s.isKey = false
+	if int(s.nshort) > len(s.short) {
+		s.stringEnd(longText)
 	} else {
-		s.stringDone()
+		s.stringEnd(s.short[:s.nshort])
 	}
 	return end + 1
+}
+
+// longText stands for a string that is longer than what is kept of one.
+var longText = []byte("a string that is longer than what is kept of one")
+
+func (s *jsonScan) stringEnd(text []byte) {
+	if s.isKey {
+		s.key = keyOf(text)
+		s.isKey = false
+		return
+	}
+	s.stringDone(text)
 }
 
 func (s *jsonScan) keep(c byte) {
@@ -266,8 +297,8 @@ func (s *jsonScan) keep(c byte) {
 	}
 }
 
-func (s *jsonScan) stringDone() {
-	if s.nshort == 0 {
+func (s *jsonScan) stringDone(text []byte) {
+	if s.key == keyOther || len(text) == 0 {
 		return
 	}
 	switch s.name() {
@@ -280,10 +311,10 @@ func (s *jsonScan) stringDone() {
 			s.token = true
 		}
 	case keyFinish:
-		s.finish()
+		s.finish(text)
 	case keyStatus:
 		if f := s.frame(); s.depth == 1 || s.depth == 2 && f.key == keyResponse {
-			s.finish()
+			s.finish(text)
 		}
 	case keyError:
 		if s.depth == 1 {
@@ -292,9 +323,8 @@ func (s *jsonScan) stringDone() {
 	}
 }
 
-func (s *jsonScan) finish() {
-	n := min(int(s.nshort), len(s.short))
-	s.figures.nfinish = uint8(copy(s.figures.finish[:], s.short[:n]))
+func (s *jsonScan) finish(text []byte) {
+	s.figures.nfinish = uint8(copy(s.figures.finish[:], text))
 }
 
 // inChoice reports whether the innermost object is an element of choices.
