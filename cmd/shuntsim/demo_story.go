@@ -57,7 +57,7 @@ func (s *story) tell(ctx context.Context, missing error) error {
 		if err != nil {
 			return err
 		}
-		s.say("shunt is up: %d backends, kernel path live (%s on %s).", st.BackendsUp, st.Kernel.Attach, strings.Join(st.Kernel.Interfaces, ", "))
+		s.say("shunt is up: %d backends, kernel path live (XDP on %s).", st.BackendsUp, strings.Join(st.Kernel.Interfaces, ", "))
 	} else {
 		s.say("shunt is up. All connections pass through its user space here.")
 	}
@@ -349,8 +349,8 @@ func (s *story) check(ctx context.Context, steer bool) error {
 func (s *story) commands() {
 	w := s.w
 	s.say("\nEverything stays up until Ctrl-C. To try, from another terminal:")
-	s.say("   %s --admin %s status", w.shunt, w.admin.Addr)
-	s.say("   %s --admin %s backends     # also: sessions, flows, drain %s, ready %s", w.shunt, w.admin.Addr, s.home, s.home)
+	s.say("   export SHUNT_ADMIN=%s", w.admin.Addr)
+	s.say("   %s status     # also: backends, sessions, flows, drain %s, ready %s", w.shunt, s.home, s.home)
 	body := fmt.Sprintf(`{"model":"%s","messages":[{"role":"user","content":"hello"}],"max_tokens":20}`, demoModel)
 	enter := ""
 	if w.lab != nil {

@@ -47,8 +47,12 @@ func TestTurningPoints(t *testing.T) {
 	for i, w := range []int64{0, 0, 3000, 3000, 48, 47, 46, 10, 0, 0} {
 		samples = append(samples, sample{time.Duration(i), []admin.BackendStatus{{Name: "other", L7Tokens: int64(i % 2)}, {Name: "a", L7Tokens: w - w/3, KernelTokens: w / 3}}})
 	}
-	if got := turningPoints(samples, "a", 5); !slices.Equal(got, []int{0, 2, 4, 7, 9}) {
+	// The rise at 2 and the fall at 4 with what was before them; the steps by one token are left out.
+	if got := turningPoints(samples, "a", 7); !slices.Equal(got, []int{0, 1, 2, 3, 4, 9}) {
 		t.Errorf("picked %v", got)
+	}
+	if got := turningPoints(samples, "a", 4); !slices.Equal(got, []int{0, 1, 2, 9}) {
+		t.Errorf("of four picked %v", got)
 	}
 	if got := turningPoints(samples[:1], "a", 5); !slices.Equal(got, []int{0}) {
 		t.Errorf("of one sample: %v", got)

@@ -32,17 +32,21 @@ func startSampler(ctx context.Context, c admin.Client) *sampler {
 	s := &sampler{}
 	ctx, s.stop = context.WithCancel(ctx)
 	start := time.Now()
+	take := func() {
+		if list, err := c.Backends(ctx); err == nil {
+			s.samples = append(s.samples, sample{time.Since(start), list})
+		}
+	}
+	take() // one before anything happens
 	s.wg.Go(func() {
 		tick := time.NewTicker(sampleEvery)
 		defer tick.Stop()
 		for {
-			if list, err := c.Backends(ctx); err == nil {
-				s.samples = append(s.samples, sample{time.Since(start), list})
-			}
 			select {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
+				take()
 			}
 		}
 	})
@@ -90,8 +94,8 @@ func showWeights(out io.Writer, samples []sample, name string) {
 	}
 }
 
-// turningPoints picks at most n samples, in order: the first, the last, and those after the largest steps of the
-// backend's weight.
+// turningPoints picks at most n samples, in order: the first, the last, and those before and after the largest steps of
+// the backend's weight.
 func turningPoints(samples []sample, name string, n int) []int {
 	type step struct {
 		index int
@@ -105,10 +109,20 @@ func turningPoints(samples []sample, name string, n int) []int {
 			steps = append(steps, step{i, d})
 		}
 	}
+	// What is small beside the largest step is decoding, token by token.
+	var most int64
+	for _, s := range steps {
+		most = max(most, s.size)
+	}
+	steps = slices.DeleteFunc(steps, func(s step) bool { return s.size*20 < most })
 	slices.SortStableFunc(steps, func(a, b step) int { return int(b.size - a.size) })
 	picked := []int{0, len(samples) - 1}
-	for _, s := range steps[:min(len(steps), n-2)] {
-		picked = append(picked, s.index)
+	for _, s := range steps {
+		for _, i := range []int{s.index, s.index - 1} {
+			if len(picked) < n && !slices.Contains(picked, i) {
+				picked = append(picked, i)
+			}
+		}
 	}
 	slices.Sort(picked)
 	return slices.Compact(picked)

@@ -5,6 +5,7 @@ package sim
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -143,6 +144,13 @@ func (c *call) progress(i int) (produced int, done bool) {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	return c.choices[i].produced, c.choices[i].done
+}
+
+// complete fills in the record of a call that is answered. It comes before the answer's last byte, so that whoever has
+// read the answer finds the record.
+func (c *call) complete() {
+	c.s.log.end(c.rec, c.usage(), false)
+	c.s.log.status(c.rec, http.StatusOK)
 }
 
 // close ends the call: what still runs is aborted, and the record is completed. It is called on every path.

@@ -128,6 +128,7 @@ func (s *Server) serveAPI(w http.ResponseWriter, r *http.Request, rec *record, p
 		if err := c.wait(r.Context()); err != nil {
 			return statusClientGone
 		}
+		c.complete()
 		return writeJSON(w, http.StatusOK, j.dialect.answer(c))
 	}
 	return s.stream(w, r, c, j)
@@ -171,6 +172,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, j *job)
 		}
 		if open == 0 {
 			buf = j.dialect.tail(buf, c)
+			c.complete()
 		}
 		if len(buf) == 0 {
 			continue

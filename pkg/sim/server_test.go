@@ -313,6 +313,7 @@ func TestRequestLog(t *testing.T) {
 	h.do("POST", "/v1/chat/completions", body, "Connection", "close", "User-Agent", "test/1", "x-request-id", "abc")
 	h.post("/v1/chat/completions", body)
 
+	eventually(t, "the first connection is recorded as closed", func() bool { return !h.s.log.list("").Connections[0].Open })
 	var l RequestLog
 	_, b, _ := h.do("GET", "/debug/requests", "")
 	if err := json.Unmarshal(b, &l); err != nil {

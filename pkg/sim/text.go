@@ -50,13 +50,13 @@ func Tokenize(dst []uint32, text string) []uint32 {
 	for i := 0; i < len(text); {
 		start := i
 		cl := classOf(text[i])
-		if cl == spaces { // of a run of spaces the last joins the word that follows
+		if cl == spaces { // of a run of spaces the last joins the word that follows, but no number
 			j := i
 			for j < len(text) && classOf(text[j]) == spaces {
 				j++
 			}
 			switch {
-			case j == len(text) || text[j-1] != ' ':
+			case j == len(text) || text[j-1] != ' ' || classOf(text[j]) == digits:
 				dst = append(dst, piece(text[i:j]))
 				i = j
 				continue

@@ -27,6 +27,7 @@ func TestTokenize(t *testing.T) {
 		{"   ", 1},
 		{strings.Repeat("x", 400), 100},
 		{"abc123", 2},
+		{"abc 123", 3},
 		{"日本語", 2},
 		{"\xff\xfe", 1},
 	} {
