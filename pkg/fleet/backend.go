@@ -83,9 +83,10 @@ func (b *Backend) Eligible() bool {
 	return b.Health() == HealthUp && b.Admin() == AdminNone && !b.Gone()
 }
 
-// Load returns the tokens in flight: the front end's, and those that steered flows charge.
+// Load returns the tokens in flight: the front end's, and those that steered flows charge. A flow counts once its
+// handshake is done: a spoofed SYN must not move everyone's requests.
 func (b *Backend) Load() (l7, kernel int64) {
-	return b.slot.L7Tokens.Load(), b.slot.KernelTokens.Load()
+	return b.slot.L7Tokens.Load(), b.slot.KernelTokens.Load() - b.slot.HalfOpen.Load()
 }
 
 // Limit returns the bound that the kernel holds new flows to.
@@ -104,7 +105,10 @@ func (b *Backend) weight() float64 {
 	return 1
 }
 
-func (b *Backend) tokens() int64 { return b.slot.L7Tokens.Load() + b.slot.KernelTokens.Load() }
+func (b *Backend) tokens() int64 {
+	l7, kernel := b.Load()
+	return l7 + kernel
+}
 
 // idle reports whether nothing is charged to the instance any more, so that its slot can serve another.
 func (b *Backend) idle() bool { return b.requests.Load() == 0 && b.slot.KernelFlows.Load() <= 0 }

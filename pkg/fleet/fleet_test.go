@@ -409,6 +409,17 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// Half-open flows count against the kernel's bound, not in the front end's choices.
+func TestHalfOpenFlowsDoNotMoveRequests(t *testing.T) {
+	f := newFleet(t, 2)
+	f.table.Slots[f.Backends()[0].ID()].KernelTokens.Store(1000)
+	f.table.Slots[f.Backends()[0].ID()].HalfOpen.Store(1000)
+	f.table.Slots[f.Backends()[1].ID()].KernelTokens.Store(10)
+	if tk, err := f.Pool("p").Take(&Query{}); err != nil || tk.Backend() != f.Backends()[0] {
+		t.Error("a flow without a handshake drives requests away", err)
+	}
+}
+
 func TestExpectedOutput(t *testing.T) {
 	p := newFleet(t, 1).Pool("p")
 	if n := p.ExpectedOutput(16); n != 16 {

@@ -242,6 +242,7 @@ func (f *Fleet) admit(pool string, spec BackendSpec) (*Backend, error) {
 			}
 			f.table.Slots[id].L7Tokens.Store(0)
 			f.table.Slots[id].KernelTokens.Store(0)
+			f.table.Slots[id].HalfOpen.Store(0)
 			f.table.Admin[id].State.Store(uint32(AdminNone))
 			return f.newBackend(id, pool, spec), nil
 		}

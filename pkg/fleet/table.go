@@ -14,7 +14,8 @@ type Slot struct {
 	Limit        atomic.Int64 // the kernel opens no flow that lifts the sum above it; 0 = no new flow
 	KernelTokens atomic.Int64 // charged by steered flows
 	KernelFlows  atomic.Int64 // open steered flows
-	_            [4]int64
+	HalfOpen     atomic.Int64 // part of KernelTokens whose handshake is not done
+	_            [3]int64
 }
 
 // AdminWord is struct admin_word in bpf/include/abi.h: the operator's state of one backend.
