@@ -265,7 +265,7 @@ func TestReadFile(t *testing.T) {
 	if err := os.WriteFile(big, make([]byte, maxFile+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Load(big); err == nil || !strings.Contains(err.Error(), "larger than 4MiB") {
+	if _, err := Load(big); err == nil || !strings.Contains(err.Error(), "larger than 1MiB") {
 		t.Errorf("big file: %v", err)
 	}
 }

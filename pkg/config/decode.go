@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	maxFile  = 4 << 20 // bytes of a configuration file
+	maxFile  = 1 << 20 // bytes of a configuration file
 	maxNodes = 1 << 16 // values read, aliases counted each time: an alias cannot blow a small file up
 )
 
