@@ -27,6 +27,7 @@ type story struct {
 	out   io.Writer
 	w     *world
 	home  string // backend of turn 1
+	pins  string // directory of the pinned maps
 	turns []turn
 }
 
@@ -57,6 +58,7 @@ func (s *story) tell(ctx context.Context, missing error) error {
 		if err != nil {
 			return err
 		}
+		s.pins = st.Kernel.PinDir
 		s.say("shunt is up: %d backends, kernel path live (XDP on %s).", st.BackendsUp, strings.Join(st.Kernel.Interfaces, ", "))
 	} else {
 		s.say("shunt is up. All connections pass through its user space here.")
@@ -219,7 +221,7 @@ func (s *story) pin() error {
 	if err != nil {
 		return err
 	}
-	s.say("   the pin, as `bpftool map dump pinned .../shunt_sessions` prints it:")
+	s.say("   the pin, as `bpftool map dump pinned %s/shunt_sessions` prints it:", s.pins)
 	for line := range strings.Lines(dump.String()) {
 		fmt.Fprint(s.out, "      ", line)
 	}
@@ -358,7 +360,7 @@ func (s *story) commands() {
 	}
 	s.say("   %scurl -si http://%s/v1/chat/completions -d '%s'", enter, w.vip, body)
 	if w.lab != nil {
-		s.say("   bpftool map dump pinned %s/shunt/default/v*/shunt_sessions     # also: shunt_weights, shunt_flows, ...", w.bpffs)
+		s.say("   bpftool map dump pinned %s/shunt_sessions     # also: shunt_weights, shunt_flows, ...", s.pins)
 		s.say("   nsenter --net=%s sh     # the balancer; engines: %s ...", w.bed.Balancer.Path, w.bed.Engines[0].Path)
 	}
 	s.say("   the configuration and the logs are in %s", w.dir)
