@@ -39,7 +39,7 @@ enum shunt_backend_flags { SHUNT_BACKEND_LOCAL = 1 /* the steered address is on 
 enum shunt_flow_flags {
 	SHUNT_FLOW_FORWARD = 1 << 0, /* client to backend; the forward entry holds the connection's shared state */
 	SHUNT_FLOW_REVERSE = 1 << 1,
-	SHUNT_FLOW_SYNACK = 1 << 2,  /* the backend answered */
+	SHUNT_FLOW_SYNACK = 1 << 2,  /* the backend answered; in both entries */
 	SHUNT_FLOW_ESTAB = 1 << 3,   /* the handshake's last ACK was seen */
 	SHUNT_FLOW_CFIN = 1 << 4,    /* the client sent FIN */
 	SHUNT_FLOW_BFIN = 1 << 5,    /* the backend sent FIN */

@@ -14,9 +14,10 @@ struct opening {
 	struct flow flow;
 	struct flow_key reverse_key;
 	struct session_key session;
+	struct vip_key vip_key;
 	struct vip vip;
-	__u32 pad;
 	__u32 backend;
+	__u32 pad;
 	__u64 charge;
 	__u64 epoch;
 	__u64 now;

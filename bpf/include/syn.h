@@ -92,7 +92,7 @@ static __always_inline enum shunt_reason syn_guards(void *ctx, const struct pkt 
 	return SHUNT_REASON_NONE;
 }
 
-static __always_inline struct session_use *syn_use(const struct session_key *sk)
+static __noinline struct session_use *syn_use(const struct session_key *sk)
 {
 	struct session_use new = {.seed = bpf_get_prandom_u32()};
 
@@ -153,7 +153,6 @@ static __always_inline enum shunt_reason syn_take_tokens(struct weight *w, __s64
 /* REASON_NONE: the flow is open. */
 static __noinline enum shunt_reason syn_verdict(void *ctx, const struct pkt *p, void *data, void *end)
 {
-	struct vip_key vk = {};
 	struct session_use *use;
 	enum shunt_reason why;
 	struct backend *b;
@@ -165,18 +164,19 @@ static __noinline enum shunt_reason syn_verdict(void *ctx, const struct pkt *p, 
 	struct opening *o;
 	__u32 zero = 0;
 
-	addr_copy(vk.addr, p->key.dst);
-	vk.port = p->key.dport;
-	v = bpf_map_lookup_elem(&shunt_vips, &vk);
-	if (!v || v->mode != SHUNT_MODE_NAT)
-		return SHUNT_PASS_NO_VIP;
 	o = bpf_map_lookup_elem(&shunt_scratch, &zero);
 	if (!o)
-		return SHUNT_PASS_NO_SESSION;
+		return SHUNT_PASS_NO_VIP;
+	addr_copy(o->vip_key.addr, p->key.dst);
+	o->vip_key.port = p->key.dport;
+	o->vip_key.pad = 0;
+	v = bpf_map_lookup_elem(&shunt_vips, &o->vip_key);
+	if (!v || v->mode != SHUNT_MODE_NAT)
+		return SHUNT_PASS_NO_VIP;
 	o->session.pad = 0;
 	addr_copy(o->session.client, p->key.src);
 	o->session.vip_id = v->id;
-	o->session.port = vk.port;
+	o->session.port = o->vip_key.port;
 	s = bpf_map_lookup_elem(&shunt_sessions, &o->session);
 	c = bpf_map_lookup_elem(&shunt_config, &zero);
 	if (!s || !c)

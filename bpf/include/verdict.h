@@ -165,6 +165,7 @@ __noinline int on_control(const struct pkt *p, struct flow *f)
 		if (!reverse)
 			return p->tcp_flags & TCP_ACK ? SHUNT_REASON_NONE : on_syn(p, fwd, now);
 		if (p->tcp_flags & TCP_ACK && p->ack == rev->ack && !(flow_mark(fwd, SHUNT_FLOW_SYNACK) & SHUNT_FLOW_SYNACK)) {
+			flow_mark(rev, SHUNT_FLOW_SYNACK);
 			fwd->ack = p->seq + 1;
 			rev->last_ns = now;
 		}
@@ -192,7 +193,8 @@ static __always_inline void on_forward(const struct pkt *p, struct flow *f)
 		if (open && (flags & (SHUNT_FLOW_SYNACK | SHUNT_FLOW_ESTAB)) == SHUNT_FLOW_SYNACK)
 			flow_establish(f);
 	}
-	if (open) {
+	/* Before the SYN-ACK, ack is what it has to acknowledge, and the time is the SYN's. */
+	if (open && flags & SHUNT_FLOW_SYNACK) {
 		__u64 now = bpf_ktime_get_coarse_ns();
 
 		f->ack = p->ack;
@@ -237,8 +239,8 @@ static __always_inline enum shunt_reason verdict(void *ctx, struct pkt *p, void 
 			return why;
 		/* Another processor may have opened the flow for the same SYN: then this is its repetition. */
 		f = bpf_map_lookup_elem(&shunt_flows, &p->key);
-		if (!f)
-			return why ? why : SHUNT_PASS_TABLE_FULL;
+		if (!f || flow_flags(f) & (SHUNT_FLOW_CLOSED | SHUNT_FLOW_DEAD))
+			return SHUNT_PASS_TABLE_FULL;
 		why = SHUNT_REASON_NONE;
 	}
 	if (why)

@@ -295,8 +295,12 @@ func TestPacketSynRepeated(t *testing.T) {
 
 	r = newRig(t, families[0], rigOptions{flows: 64, vars: map[string]any{"retry_ns": uint64(0)}})
 	c = r.open(r.fam.client)
+	// A stray segment of an earlier connection is no answer, and does not hide the real one.
+	r.run.Forwarded(t, dptest.Packet{From: macBackend, To: macLB2, Src: r.fam.backend, Dst: c.nat, Seq: 77, Ack: 88, Flags: dptest.ACK})
+	r.wantFlags(c.client, r.fam.vip, 0, flagSynAck)
 	c.backend(dptest.SYN|dptest.ACK, "")
 	if again = r.open(r.fam.client); again.nat != c.nat {
 		t.Fatal("a repeated SYN got another NAT port")
 	}
+	r.wantFlags(c.client, r.fam.vip, flagSynAck, flagEstab)
 }

@@ -115,10 +115,10 @@ type steerOpening struct {
 	Flow       steerFlow
 	ReverseKey steerFlowKey
 	Session    steerSessionKey
+	VipKey     steerVipKey
 	Vip        steerVip
-	Pad        uint32
 	Backend    uint32
-	_          [4]byte
+	Pad        uint32
 	Charge     uint64
 	Epoch      uint64
 	Now        uint64
