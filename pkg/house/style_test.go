@@ -4,6 +4,7 @@ package house
 
 import (
 	"go/ast"
+	"go/format"
 	"go/parser"
 	"go/token"
 	"os"
@@ -44,6 +45,16 @@ func TestFilesAreShort(t *testing.T) {
 	for _, s := range append(sources(t, goFolders, ".go"), sources(t, []string{"bpf"}, ".c", ".h")...) {
 		if n := strings.Count(s.text, "\n"); n >= maxLines {
 			t.Errorf("%s has %d lines, want under %d", s.path, n, maxLines)
+		}
+	}
+}
+
+func TestFilesAreFormatted(t *testing.T) {
+	for _, s := range sources(t, goFolders, ".go") {
+		if got, err := format.Source([]byte(s.text)); err != nil {
+			t.Errorf("format %s: %v", s.path, err)
+		} else if string(got) != s.text {
+			t.Errorf("%s is not as gofmt writes it", s.path)
 		}
 	}
 }

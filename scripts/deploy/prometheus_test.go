@@ -3,6 +3,7 @@
 package deploy
 
 import (
+	"encoding/json"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -49,11 +50,26 @@ func metricNames(t *testing.T) map[string]bool {
 	return names
 }
 
+var used = regexp.MustCompile(`shunt_[a-z0-9_]+`)
+
+// checkExpr looks up each metric that a query names.
+func checkExpr(t *testing.T, names map[string]bool, title, expr string) {
+	t.Helper()
+	metrics := used.FindAllString(expr, -1)
+	if len(metrics) == 0 {
+		t.Errorf("%s: %q asks for no metric of shunt", title, expr)
+	}
+	for _, m := range metrics {
+		if !names[strings.TrimSuffix(m, "_bucket")] {
+			t.Errorf("%s asks for %s, which the daemon does not have", title, m)
+		}
+	}
+}
+
 func TestAlerts(t *testing.T) {
 	var f ruleFile
 	documents(t, "prometheus/shunt.rules.yaml", &f)
 	names := metricNames(t)
-	used := regexp.MustCompile(`shunt_[a-z0-9_]+`)
 	seen := map[string]bool{}
 	for _, g := range f.Groups {
 		for _, r := range g.Rules {
@@ -70,18 +86,41 @@ func TestAlerts(t *testing.T) {
 			if r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
 				t.Errorf("%s: annotations %v", r.Alert, r.Annotations)
 			}
-			metrics := used.FindAllString(r.Expr, -1)
-			if len(metrics) == 0 {
-				t.Errorf("%s: %q asks for no metric of shunt", r.Alert, r.Expr)
-			}
-			for _, m := range metrics {
-				if !names[strings.TrimSuffix(m, "_bucket")] {
-					t.Errorf("%s asks for %s, which the daemon does not have", r.Alert, m)
-				}
-			}
+			checkExpr(t, names, r.Alert, r.Expr)
 		}
 	}
 	if len(seen) == 0 {
 		t.Error("no alerts")
+	}
+}
+
+func TestDashboard(t *testing.T) {
+	b, err := os.ReadFile("grafana/shunt.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d struct {
+		Panels []struct {
+			ID      int
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal(b, &d); err != nil {
+		t.Fatal(err)
+	}
+	names := metricNames(t)
+	ids := map[int]bool{}
+	for _, p := range d.Panels {
+		if ids[p.ID] || p.Title == "" || len(p.Targets) == 0 {
+			t.Errorf("panel %d %q has no id of its own, no title or no query", p.ID, p.Title)
+		}
+		ids[p.ID] = true
+		for _, q := range p.Targets {
+			checkExpr(t, names, p.Title, q.Expr)
+		}
+	}
+	if len(ids) == 0 {
+		t.Error("no panels")
 	}
 }
