@@ -175,17 +175,13 @@ func (s *story) first(ctx context.Context, t turn) {
 	if t.counted != "" {
 		s.say("   tokens: shunt counts %s in the prompt, and expects at most %d in the answer (max_tokens)", t.counted, answerTokens)
 	}
-	why := ""
-	if reason := s.logged(ctx, t.id); reason != "" {
-		why = " (" + reason + ")"
-	}
-	s.say("   backend: %s%s", t.backend, why)
+	s.say("   backend: %s%s", t.backend, ifSet(" (", s.logged(ctx, t.id), ": a new session goes where the fewest tokens are in flight)"))
 	if len(t.samples) > 0 {
 		var loads []string
 		for _, b := range t.samples[0].backends {
 			loads = append(loads, fmt.Sprintf("%s %d", b.Name, weightOf(b)))
 		}
-		s.say("   tokens in flight just before: %s; a new session goes where the fewest are", strings.Join(loads, ", "))
+		s.say("   in flight some milliseconds before the pick: %s", strings.Join(loads, ", "))
 	}
 	s.served(t)
 	if t.handoff {
@@ -202,7 +198,7 @@ func (s *story) later(ctx context.Context, n int, t turn, steer bool) {
 	case steer:
 		s.say("   connection %d was NOT steered: served through user space by %s%s", n, t.backend, ifSet(" (", s.logged(ctx, t.id), ")"))
 	default:
-		s.say("   backend: %s%s", t.backend, ifSet(" (", s.logged(ctx, t.id), ")"))
+		s.say("   backend: %s%s", t.backend, ifSet(" (", s.logged(ctx, t.id), ": the session's first turn was there)"))
 	}
 	s.served(t)
 }
