@@ -93,7 +93,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	if o.Notify == nil {
 		o.Notify = func(string) {}
 	}
-	a, err := build(ctx, cfg, o)
+	a, err := build(cfg, o)
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	return a.serve(ctx)
 }
 
-func build(ctx context.Context, cfg *config.Config, o Options) (_ *app, err error) {
+func build(cfg *config.Config, o Options) (_ *app, err error) {
 	log, err := newLogger(cfg.Log, o.Stderr)
 	if err != nil {
 		return nil, err
@@ -120,6 +120,7 @@ func build(ctx context.Context, cfg *config.Config, o Options) (_ *app, err erro
 	}
 	if cfg.Steering.Mode == config.ModeOff {
 		a.noKernel = "steering.mode is off"
+		a.cleanKernel(cfg)
 	} else if err := a.openKernel(cfg); err != nil {
 		return nil, err
 	}
@@ -129,7 +130,7 @@ func build(ctx context.Context, cfg *config.Config, o Options) (_ *app, err erro
 		f.Table, f.Known = a.kernel.dp.Table(), a.kernel.dp.Known()
 	}
 	a.fleet = fleet.New(f)
-	if err := a.apply(ctx, cfg); err != nil {
+	if err := a.apply(cfg); err != nil {
 		return nil, err
 	}
 	encoding, models := cfg.Encodings()
@@ -179,7 +180,7 @@ func build(ctx context.Context, cfg *config.Config, o Options) (_ *app, err erro
 	a.admin = admin.New(admin.Options{Registry: a.registry, Version: o.Version, Token: token, Logger: log,
 		Ready: a.ready, Status: a.status, Backends: a.backends, Sessions: a.sessions, Flows: a.flows,
 		Config:   func() any { return a.cfg.Load().Effective() },
-		SetAdmin: a.setAdmin, Unpin: a.unpin, Reload: func() error { return a.reload(context.Background()) }})
+		SetAdmin: a.setAdmin, Unpin: a.unpin, Reload: a.reload})
 	return a, nil
 }
 
@@ -196,6 +197,19 @@ func (a *app) openKernel(cfg *config.Config) error {
 	a.noKernel = err.Error()
 	a.log.Warn("nothing is steered in the kernel; every request is served at L7", "reason", err)
 	return nil
+}
+
+// cleanKernel takes away what a daemon that steered has left: with mode off nothing may go on being steered. What the
+// flags started says nothing of a steering that somebody else has configured.
+func (a *app) cleanKernel(cfg *config.Config) {
+	if a.o.ConfigPath == "" {
+		return
+	}
+	err := datapath.Cleanup(cfg.Steering.BPFFS, cfg.Steering.Instance)
+	if err != nil && !errors.Is(err, datapath.ErrUnavailable) && !errors.Is(err, datapath.ErrLocked) &&
+		!errors.Is(err, os.ErrPermission) {
+		a.log.Warn("a former daemon's kernel path may go on steering; run shunt cleanup", "error", err)
+	}
 }
 
 func adminToken(file string) (string, error) {
@@ -226,8 +240,8 @@ func (a *app) dynamic(cfg *config.Config) proxy.Dynamic {
 }
 
 // apply gives the fleet the configuration's pools. On an error nothing has changed.
-func (a *app) apply(ctx context.Context, cfg *config.Config) error {
-	specs, policies, err := pools(ctx, cfg, a.policies)
+func (a *app) apply(cfg *config.Config) error {
+	specs, policies, err := pools(cfg, a.policies)
 	if err != nil {
 		return err
 	}
@@ -257,7 +271,7 @@ func (a *app) apply(ctx context.Context, cfg *config.Config) error {
 }
 
 // reload reads the configuration and puts it in force as a whole, or not at all.
-func (a *app) reload(ctx context.Context) (err error) {
+func (a *app) reload() (err error) {
 	a.reloading.Lock()
 	defer a.reloading.Unlock()
 	a.o.Notify("RELOADING=1")
@@ -287,7 +301,7 @@ func (a *app) reload(ctx context.Context) (err error) {
 	if err := a.proxy.Update(a.dynamic(cfg)); err != nil {
 		return fmt.Errorf("reload: %w", err)
 	}
-	if err := a.apply(ctx, cfg); err != nil {
+	if err := a.apply(cfg); err != nil {
 		_ = a.proxy.Update(a.dynamic(old)) // it was accepted before
 		return fmt.Errorf("reload: %w", err)
 	}
@@ -462,10 +476,6 @@ func listen(ctx context.Context, addr netip.AddrPort) (net.Listener, error) {
 
 // watchConfig reloads when asked to and when the file's content has changed.
 func (a *app) watchConfig(ctx context.Context) error {
-	if a.o.Reload == nil {
-		<-ctx.Done()
-		return nil
-	}
 	var tick <-chan time.Time
 	if a.o.ConfigPath != "" {
 		t := time.NewTicker(watchEvery)
@@ -486,7 +496,7 @@ func (a *app) watchConfig(ctx context.Context) error {
 			}
 			last = now
 		}
-		_ = a.reload(ctx) // it has logged the error, and status shows it
+		_ = a.reload() // it has logged the error, and status shows it
 	}
 }
 
@@ -497,6 +507,11 @@ func contentHash(path string) ([sha256.Size]byte, error) {
 
 // close releases what build opened. What is steered goes on.
 func (a *app) close() {
+	if a.proxy != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = a.proxy.Shutdown(ctx) // the first one has reported
+	}
 	if a.kernel != nil {
 		if err := a.kernel.dp.Close(); err != nil {
 			a.log.Warn("close the kernel path", "error", err)

@@ -3,14 +3,13 @@
 package app
 
 import (
-	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
-	"net/url"
 	"reflect"
+	"slices"
 	"strings"
-	"time"
 
 	"github.com/shunt-lb/shunt/pkg/config"
 	"github.com/shunt-lb/shunt/pkg/fleet"
@@ -44,7 +43,7 @@ type poolState struct {
 }
 
 // pools translates the configuration's pools. Policies that did not change keep their instances.
-func pools(ctx context.Context, cfg *config.Config, old map[string]poolState) ([]fleet.PoolSpec, map[string]poolState, error) {
+func pools(cfg *config.Config, old map[string]poolState) ([]fleet.PoolSpec, map[string]poolState, error) {
 	specs := make([]fleet.PoolSpec, 0, len(cfg.Pools))
 	states := map[string]poolState{}
 	for _, p := range cfg.Pools {
@@ -59,7 +58,7 @@ func pools(ctx context.Context, cfg *config.Config, old map[string]poolState) ([
 		states[p.Name] = st
 		spec := fleet.PoolSpec{Name: p.Name, Models: p.Models, Chooser: st.chooser}
 		for _, b := range p.Backends {
-			steer, err := steerAddr(ctx, cfg.Steering, b)
+			steer, err := steerAddr(cfg.Steering, b)
 			if err != nil {
 				return nil, nil, fmt.Errorf("backend %s: %w", b.Name, err)
 			}
@@ -72,40 +71,18 @@ func pools(ctx context.Context, cfg *config.Config, old map[string]poolState) ([
 }
 
 // steerAddr is where the kernel sends the backend's sessions: the peer that the file names, or the engine itself.
-func steerAddr(ctx context.Context, s config.Steering, b config.Backend) (netip.AddrPort, error) {
+func steerAddr(s config.Steering, b config.Backend) (netip.AddrPort, error) {
 	switch {
 	case s.Mode == config.ModeOff:
 		return netip.AddrPort{}, nil
 	case s.Target == config.TargetPeer:
 		return b.Steer, nil
 	}
-	if a, ok := b.Addr(); ok {
-		return a, nil
+	a, ok := b.Addr()
+	if !ok {
+		return netip.AddrPort{}, fmt.Errorf("%s has no address to steer to: the URL must hold an IP address", b.URL)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	family := "ip"
-	if len(s.VIP) > 0 && s.VIP[0].Is4() {
-		family = "ip4"
-	} else if len(s.VIP) > 0 {
-		family = "ip6"
-	}
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, family, b.URL.Hostname())
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("resolve the address to steer to: %w", err)
-	}
-	port, err := net.DefaultResolver.LookupPort(ctx, "tcp", portOf(b.URL))
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("resolve the port to steer to: %w", err)
-	}
-	return netip.AddrPortFrom(addrs[0].Unmap(), uint16(port)), nil
-}
-
-func portOf(u *url.URL) string {
-	if p := u.Port(); p != "" {
-		return p
-	}
-	return u.Scheme
+	return a, nil
 }
 
 // onThisHost reports whether the engine runs here: by its own address, or, where that is a container's, by the
@@ -150,6 +127,7 @@ func fixed(old, now *config.Config) []string {
 		{"admin", old.Admin, now.Admin},
 		{"steering", old.Steering, now.Steering},
 		{"session", old.Session, now.Session},
+		{"tokens", old.Tokens, now.Tokens},
 		{"access_log", old.AccessLog, now.AccessLog},
 		{"log", old.Log, now.Log},
 		{"limits.max_header", old.Limits.MaxHeader, now.Limits.MaxHeader},
@@ -158,6 +136,11 @@ func fixed(old, now *config.Config) []string {
 		if !reflect.DeepEqual(s.old, s.now) {
 			names = append(names, s.name)
 		}
+	}
+	oldDefault, oldModels := old.Encodings()
+	nowDefault, nowModels := now.Encodings()
+	if !slices.Contains(names, "tokens") && (oldDefault != nowDefault || !maps.Equal(oldModels, nowModels)) {
+		names = append(names, "pools[].tokenizer")
 	}
 	return names
 }
