@@ -21,6 +21,7 @@ import (
 
 	"github.com/shunt-lb/shunt/pkg/fleet"
 	"github.com/shunt-lb/shunt/pkg/policy"
+	"github.com/shunt-lb/shunt/pkg/tokens"
 	"go.uber.org/goleak"
 )
 
@@ -410,6 +411,23 @@ func (f *front) do(request string) answer {
 	return c.answer(method)
 }
 
+// broken sends a request whose answer must not come whole, and returns what there was of it.
+func (f *front) broken(request string) string {
+	f.t.Helper()
+	c := f.dial()
+	defer c.Close()
+	c.send(request)
+	r, err := http.ReadResponse(c.br, &http.Request{Method: "POST"})
+	if err != nil {
+		return ""
+	}
+	b, err := io.ReadAll(r.Body)
+	if err == nil {
+		f.t.Errorf("a broken answer looks whole: %d %q", r.StatusCode, b)
+	}
+	return string(b)
+}
+
 func (a answer) want(t *testing.T, status int, code string) {
 	t.Helper()
 	if a.err != nil {
@@ -432,4 +450,15 @@ func (a answer) want(t *testing.T, status int, code string) {
 func (c *client) closed() bool {
 	_, err := c.br.ReadByte()
 	return err == io.EOF || err != nil && !os.IsTimeout(err)
+}
+
+var counterOnce = sync.OnceValues(func() (*tokens.Counter, error) { return tokens.New(tokens.Options{}) })
+
+func withCounter(t testing.TB) func(*Options) {
+	t.Helper()
+	c, err := counterOnce()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(o *Options) { o.Counter = c }
 }
