@@ -35,10 +35,10 @@ const (
 
 // test is one test or subtest while its package runs.
 type test struct {
-	name     string
 	result   result
 	output   []string
 	children int
+	seen     bool // false: only a part of a name that has a slash in it, such as T/http of T/http/1.1
 }
 
 // left is one test that was not run, with the reason it gave.
@@ -123,6 +123,7 @@ func (s *summary) take(e event) {
 		return
 	}
 	t := p.test(e.Test)
+	t.seen = true
 	switch e.Action {
 	case "output":
 		t.output = append(t.output, e.Output)
@@ -140,7 +141,7 @@ func (p *pkg) test(name string) *test {
 	if t := p.tests[name]; t != nil {
 		return t
 	}
-	t := &test{name: name}
+	t := &test{}
 	p.tests[name] = t
 	p.order = append(p.order, name)
 	if i := strings.LastIndexByte(name, '/'); i >= 0 {
@@ -157,11 +158,9 @@ func (s *summary) finish(name string, end event) {
 	for _, n := range p.order {
 		t := p.tests[n]
 		switch {
+		case !t.seen:
 		case t.result == passed && t.children == 0:
 			nPass++
-		case t.result == skipped && t.children == 0:
-			nSkip++
-			s.left = append(s.left, left{name, n, reason(t.output)})
 		case t.result == skipped:
 			// A parent that is skipped after its subtests ran left something out too.
 			nSkip++
@@ -202,8 +201,8 @@ func (s *summary) finish(name string, end event) {
 // childFailed reports whether a subtest of the named test failed or did not end.
 func (p *pkg) childFailed(name string) bool {
 	return slices.ContainsFunc(p.order, func(n string) bool {
-		r := p.tests[n].result
-		return strings.HasPrefix(n, name+"/") && (r == failed || r == running)
+		t := p.tests[n]
+		return strings.HasPrefix(n, name+"/") && t.seen && (t.result == failed || t.result == running)
 	})
 }
 

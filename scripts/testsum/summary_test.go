@@ -68,6 +68,12 @@ func TestSummary(t *testing.T) {
 			want:   []string{"pkg/a U\n", "1 passed, 1 failed, 0 skipped"},
 		},
 		{
+			name:   "a slash in a subtest's name",
+			events: []string{ev("pass", "T/http/1.1", ""), ev("pass", "T", ""), ev("pass", "", "")},
+			wantOK: true,
+			want:   []string{"1 passed, 0 failed, 0 skipped"},
+		},
+		{
 			name: "nothing ran",
 			want: []string{"nothing was tested", "0 passed, 0 failed, 0 skipped"},
 		},
