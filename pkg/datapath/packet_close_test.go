@@ -175,7 +175,7 @@ func TestPacketLimitConcurrent(t *testing.T) {
 	}
 }
 
-// TestPacketSameSynTwice: the same SYN on many processors opens one flow.
+// TestPacketSameSynConcurrent: the same SYN on many processors opens one flow.
 func TestPacketSameSynConcurrent(t *testing.T) {
 	r := newRig(t, families[0], rigOptions{})
 	for i := range 200 {

@@ -304,11 +304,9 @@ func TestPacketIPv6Off(t *testing.T) {
 func TestPacketLiveSocket(t *testing.T) {
 	for _, addr := range []string{"127.0.0.1:0", "[::1]:0"} {
 		t.Run(addr, func(t *testing.T) {
-			needBPF(t)
+			need(t, probeBPF())
 			ln, err := net.Listen("tcp", addr)
-			if err != nil {
-				t.Skipf("listen: %v", err)
-			}
+			need(t, err)
 			defer ln.Close()
 			c, err := net.Dial("tcp", ln.Addr().String())
 			if err != nil {

@@ -7,7 +7,6 @@ package datapath
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"testing"
@@ -70,24 +69,13 @@ type rig struct {
 	pin steerSession
 }
 
-func needBPF(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	if os.Getenv("SHUNT_REQUIRE_ALL") == "1" {
-		t.Fatal("loading BPF programs needs root, and nothing may be left out")
-	}
-	t.Skip("loading BPF programs needs root")
-}
-
 // xdpMd is struct xdp_md.
 type xdpMd struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32 }
 
 // newRig loads the program with maps of its own, and sets up a pin that steers fam's client.
 func newRig(t testing.TB, fam family, opts rigOptions) *rig {
 	t.Helper()
-	needBPF(t)
+	need(t, probeBPF())
 	spec, err := loadSteer()
 	if err != nil {
 		t.Fatalf("read object: %v", err)
@@ -321,11 +309,10 @@ func (r *rig) events() map[uint32][]steerEvent {
 
 // conn is one steered connection, seen from both its ends.
 type conn struct {
-	r              *rig
-	client         netip.AddrPort // as the client sees itself
-	nat            netip.AddrPort // as the backend sees the client
-	cseq, bseq     uint32         // next byte of each side
-	cacked, backed uint32         // what each side has acknowledged
+	r          *rig
+	client     netip.AddrPort // as the client sees itself
+	nat        netip.AddrPort // as the backend sees the client
+	cseq, bseq uint32         // next byte of each side
 }
 
 func (r *rig) syn(client netip.AddrPort) dptest.Packet {
@@ -387,7 +374,7 @@ func (r *rig) eventually(what string, ok func() bool) {
 	r.Helper()
 	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			r.Fatal(fmt.Sprintf("never happened: %s", what))
+			r.Fatalf("never happened: %s", what)
 		}
 	}
 }

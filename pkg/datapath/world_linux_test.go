@@ -41,7 +41,7 @@ var (
 	probeBPF = sync.OnceValue(Probe)
 )
 
-func need(t *testing.T, err error) {
+func need(t testing.TB, err error) {
 	t.Helper()
 	if err == nil {
 		return
