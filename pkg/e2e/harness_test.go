@@ -221,15 +221,20 @@ func (w *world) vipConfig(v6 bool, more string) string {
 func (w *world) serve(h *lab.Host, config string) *daemon {
 	w.t.Helper()
 	d := w.launch(h, nil, config)
-	wait(w.t, 30*time.Second, "shunt is ready", func() bool {
+	d.waitReady()
+	return d
+}
+
+func (d *daemon) waitReady() {
+	d.w.t.Helper()
+	wait(d.w.t, 30*time.Second, "shunt is ready", func() bool {
 		select {
 		case <-d.Done():
-			w.t.Fatalf("shunt ended: %v\n%s", d.Wait(), d.out)
+			d.w.t.Fatalf("shunt ended: %v\n%s", d.Wait(), d.out)
 		default:
 		}
 		return d.status("/readyz") == http.StatusOK
 	})
-	return d
 }
 
 // launch starts a shunt without waiting for it.
