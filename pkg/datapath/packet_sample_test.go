@@ -76,7 +76,8 @@ func TestPacketSampleFindsSecondSession(t *testing.T) {
 // samples of both parities.
 func TestPacketSampleRate(t *testing.T) {
 	r := newRig(t, families[0], rigOptions{flows: 64})
-	for _, every := range []int{1, 2, 5, 16} {
+	spared := map[int]int{8: 2, 16: 4, 64: 4} // of the first window
+	for _, every := range []int{1, 2, 5, 8, 16, 64} {
 		const seeds, windows = 300, 4
 		places := make([]int, every)
 		for seed := range uint32(seeds) {
@@ -95,7 +96,11 @@ func TestPacketSampleRate(t *testing.T) {
 				if at < 0 {
 					t.Fatalf("sample 1/%d: none in window %d", every, w)
 				}
-				places[at]++
+				if w > 0 {
+					places[at]++
+				} else if at < spared[every] {
+					t.Fatalf("sample 1/%d: connection %d of a new pin is a sample", every, at+1)
+				}
 				if p := (w*every + at) % 2; p == parity {
 					t.Fatalf("sample 1/%d, seed %d: samples of windows %d and %d have one parity", every, seed, w-1, w)
 				} else {
@@ -103,8 +108,8 @@ func TestPacketSampleRate(t *testing.T) {
 				}
 			}
 		}
-		// Binomial with n = 1200: five standard deviations.
-		mean := float64(seeds*windows) / float64(every)
+		// Binomial with n = 900: five standard deviations.
+		mean := float64(seeds*(windows-1)) / float64(every)
 		for place, n := range places {
 			// The windows of one seed share their parity's draw, so the deviation is up to twice a binomial one.
 			if d := float64(n) - mean; d*d > 4*25*mean {
