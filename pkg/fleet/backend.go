@@ -19,6 +19,7 @@ type Backend struct {
 	spec       atomic.Pointer[BackendSpec]
 	health     atomic.Uint32
 	requests   atomic.Int64
+	pinned     atomic.Int64
 	gone       chan struct{}
 }
 
@@ -91,6 +92,18 @@ func (b *Backend) Load() (l7, kernel int64) {
 
 // Limit returns the bound that the kernel holds new flows to.
 func (b *Backend) Limit() int64 { return b.slot.Limit.Load() }
+
+// NotePin tells that each steered connection of some client will charge the backend this many tokens. The largest such
+// charge, fading over about half an hour, is what the kernel's bound leaves above the backend's share: a backend that holds no
+// more than its share must be able to take any one of its sessions.
+func (b *Backend) NotePin(tokens int64) {
+	for {
+		old := b.pinned.Load()
+		if tokens <= old || b.pinned.CompareAndSwap(old, tokens) {
+			return
+		}
+	}
+}
 
 // Requests returns the front end's requests in flight.
 func (b *Backend) Requests() int64 { return b.requests.Load() }

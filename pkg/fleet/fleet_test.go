@@ -394,6 +394,18 @@ func TestLimits(t *testing.T) {
 	if l := f.Backends()[0].Limit(); l != 4096 {
 		t.Errorf("idle: limit %d, want the slack", l)
 	}
+	f.Backends()[0].NotePin(30_000)
+	f.Backends()[0].NotePin(500)
+	f.UpdateLimits(1.25, 4096)
+	if l := f.Backends()[0].Limit(); l != 30_000 {
+		t.Errorf("an idle backend's limit is %d: its session of 30,000 tokens could not be steered", l)
+	}
+	for range 10 * pinFade {
+		f.UpdateLimits(1.25, 4096)
+	}
+	if l := f.Backends()[0].Limit(); l != 4096 {
+		t.Errorf("limit %d long after the large session", l)
+	}
 	for range 20 { // 20 x 2,000 tokens, all on one backend
 		if _, err := f.Pool("p").Take(&Query{PromptTokens: 2000, Exclude: []ID{f.Backends()[1].ID()}}); err != nil {
 			t.Fatal(err)

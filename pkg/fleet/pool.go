@@ -16,13 +16,14 @@ const (
 	meanWindow = 32
 	// firstOutputMean is the output expected of a request before any was seen, in tokens.
 	firstOutputMean = 256
+	// pinFade is how many updates of the limits it takes for the memory of a pin's charge to fade to a third.
+	pinFade = 16384
 )
 
 // Pool is the backends that serve the same models under one policy.
 type Pool struct {
 	name       string
 	outputMean atomic.Uint64 // bits of a float64
-	ticketMean atomic.Uint64
 
 	mu       sync.Mutex
 	rand     *rand.Rand
@@ -35,7 +36,6 @@ type Pool struct {
 func newPool(name string) *Pool {
 	p := &Pool{name: name, rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 	p.outputMean.Store(math.Float64bits(firstOutputMean))
-	p.ticketMean.Store(math.Float64bits(firstOutputMean))
 	return p
 }
 
@@ -78,7 +78,6 @@ func (p *Pool) Take(q *Query) (*Ticket, error) {
 	t := &Ticket{backend: b, reason: why, prompt: max(q.PromptTokens, 0), output: max(q.OutputTokens, 0), left: need}
 	b.slot.L7Tokens.Add(need)
 	b.requests.Add(1)
-	move(&p.ticketMean, float64(need))
 	return t, nil
 }
 
@@ -148,7 +147,7 @@ func (p *Pool) ObserveOutput(n int64) {
 
 // updateLimits sets the bound that the kernel holds new flows to: bounded load (Mirrokni, Thorup, Zadimoghaddam,
 // "Consistent Hashing with Bounded Loads", 2017) in tokens. A backend may carry factor times its share of the pool's
-// tokens; slack, or two requests of the mean size if that is more, lets an idle pool steer at all.
+// tokens, and above it slack tokens or the largest charge of its pins (see NotePin).
 func (p *Pool) updateLimits(factor float64, slack int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -159,11 +158,12 @@ func (p *Pool) updateLimits(factor float64, slack int64) {
 			weights += b.weight()
 		}
 	}
-	slack = max(slack, int64(2*math.Float64frombits(p.ticketMean.Load())))
 	for _, b := range p.backends {
+		pinned := b.pinned.Load()
+		b.pinned.CompareAndSwap(pinned, pinned-(pinned+pinFade-1)/pinFade)
 		limit := int64(0)
 		if b.Eligible() {
-			limit = int64(math.Ceil(factor*total*b.weight()/weights)) + slack
+			limit = int64(math.Ceil(factor*total*b.weight()/weights)) + max(slack, pinned)
 			if m := b.spec.Load().MaxInflightTokens; m > 0 {
 				limit = min(limit, m)
 			}

@@ -93,7 +93,7 @@ func (f *Fleet) PoolFor(model string) *Pool {
 }
 
 // UpdateLimits sets every backend's bound for the kernel from the loads of this moment: factor is the bounded-load
-// factor (1.25), slack in tokens.
+// factor (1.25), slack in tokens. It is meant to be called about ten times a second.
 func (f *Fleet) UpdateLimits(factor float64, slack int64) {
 	for _, p := range f.Pools() {
 		p.updateLimits(factor, slack)

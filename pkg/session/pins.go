@@ -348,6 +348,7 @@ func (p *Pins) offer(r served) bool {
 // is off by more than a quarter.
 func (p *Pins) keep(a *address, pin Pin, b *fleet.Backend, set *leaseSettings) bool {
 	sessions, tokens := a.totals()
+	b.NotePin(int64(tokens))
 	diff := int64(tokens) - int64(pin.Tokens)
 	if sessions == pin.Sessions && 4*max(diff, -diff) <= int64(pin.Tokens) {
 		return true
@@ -366,6 +367,7 @@ func (p *Pins) keep(a *address, pin Pin, b *fleet.Backend, set *leaseSettings) b
 // to before the lock was taken is seen here, one that stops later is followed by Forget.
 func (p *Pins) write(a *address, old Pin, b *fleet.Backend, set *leaseSettings) bool {
 	sessions, tokens := a.totals()
+	b.NotePin(int64(tokens)) // before the kernel can ask
 	pin := Pin{Backend: b.ID(), Generation: b.Generation(), Expires: set.Max, Tokens: tokens,
 		Connections: set.Connections, Sessions: sessions}
 	if err := p.o.Table.Put(a.key, pin); err != nil {
