@@ -16,7 +16,7 @@ const cacheWays = 4
 
 // cache remembers the counts of texts in a table of fixed size, without locks: an entry's first word is the text's hash
 // XOR the second word, so that words from two writers never match a hash. With a random seed of 64 bits nobody outside can
-// choose texts that collide, and by chance one look-up in 2^62 does.
+// choose texts that collide, and by chance one look-up in 2^62 does. Each encoder has a cache, and thus a seed, of its own.
 type cache struct {
 	seed maphash.Seed
 	sets [][cacheWays]cacheEntry
@@ -32,11 +32,17 @@ func newCache(entries int) *cache {
 	return &cache{seed: maphash.MakeSeed(), sets: make([][cacheWays]cacheEntry, sets)}
 }
 
-func (c *cache) get(text string) (Count, bool) {
-	if c == nil || len(text) < minCached {
-		return Count{}, false
+// key returns the key of a text in one of its forms, never 0. What one form's key tells of another's is no help in finding
+// a collision: the hashes themselves are secret.
+func (c *cache) key(text string, form Form) uint64 {
+	k := maphash.String(c.seed, text) + uint64(form)*0x9e3779b97f4a7c15
+	if k == 0 {
+		return 1
 	}
-	key := maphash.String(c.seed, text)
+	return k
+}
+
+func (c *cache) find(key uint64) (Count, bool) {
 	set := &c.sets[key&uint64(len(c.sets)-1)]
 	for i := range set {
 		v := set[i].value.Load()
@@ -47,12 +53,8 @@ func (c *cache) get(text string) (Count, bool) {
 	return Count{}, false
 }
 
-// put stores a count in a free place, or instead of one that the hash chooses.
-func (c *cache) put(text string, n Count) {
-	if c == nil || len(text) < minCached {
-		return
-	}
-	key := maphash.String(c.seed, text)
+// store puts a count in a free place, or instead of one that the hash chooses.
+func (c *cache) store(key uint64, n Count) {
 	v := uint64(n.Tokens)<<2 | 1
 	if n.Estimated {
 		v |= 2
@@ -67,4 +69,17 @@ func (c *cache) put(text string, n Count) {
 	}
 	e.check.Store(key ^ v)
 	e.value.Store(v)
+}
+
+func (c *cache) get(text string) (Count, bool) {
+	if c == nil || len(text) < minCached {
+		return Count{}, false
+	}
+	return c.find(c.key(text, Plain))
+}
+
+func (c *cache) put(text string, n Count) {
+	if c != nil && len(text) >= minCached {
+		c.store(c.key(text, Plain), n)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Names of the encodings. O200kHarmony is another name for O200kBase: the two differ in special tokens only.
@@ -30,6 +31,8 @@ const (
 	DefaultMaxBytes     = 256 << 10
 	DefaultMaxRun       = 512
 	DefaultCacheEntries = 1 << 16
+	DefaultLargeBytes   = 64 << 10
+	DefaultLargeWait    = 3 * time.Millisecond
 )
 
 // Options of New. The zero value is usable.
@@ -46,6 +49,12 @@ type Options struct {
 	// CacheEntries is the number of texts per encoding whose counts are remembered, 16 bytes each; rounded up to a
 	// power of two, 4 at least. 0 means DefaultCacheEntries, a negative number none.
 	CacheEntries int
+	// LargeBytes is the size in bytes from which CountTexts takes what it has to encode for large; 0 means
+	// DefaultLargeBytes, a negative number that nothing is. LargeCounts is how many such counts run at a time, over all
+	// encodings; 0 means half of GOMAXPROCS, 1 at least. LargeWait is how long a further one waits; 0 means DefaultLargeWait.
+	LargeBytes  int
+	LargeCounts int
+	LargeWait   time.Duration
 }
 
 // Count is a number of tokens. Estimated is true where the number may differ from the encoding's own: part of the text was
@@ -103,6 +112,7 @@ func New(o Options) (*Counter, error) {
 	if o.CacheEntries == 0 {
 		o.CacheEntries = DefaultCacheEntries
 	}
+	large := largeGate(o)
 	c := &Counter{encoders: make(map[string]*Encoder)}
 	for _, name := range []string{CL100kBase, O200kBase} {
 		eng, err := loadEngine(name)
@@ -110,6 +120,9 @@ func New(o Options) (*Counter, error) {
 			return nil, fmt.Errorf("load encoding %s: %w", name, err)
 		}
 		c.encoders[name] = newEncoder(name, eng, o)
+	}
+	for _, e := range c.encoders {
+		e.texts.gate = large
 	}
 	c.encoders[O200kHarmony] = c.encoders[O200kBase]
 

@@ -23,6 +23,7 @@ type Encoder struct {
 	maxBytes int
 	maxRun   int
 	cache    *cache // nil: none
+	texts    textState
 }
 
 func newEncoder(name string, eng engine, o Options) *Encoder {
