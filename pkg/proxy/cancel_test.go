@@ -219,7 +219,7 @@ func TestAbortStorm(t *testing.T) {
 			rng := rand.New(rand.NewPCG(uint64(w), 7))
 			for i := range rounds {
 				marker := fmt.Sprintf("w%dr%dx", w, i)
-				body := `{"model":"m","stream":true,"messages":[{"role":"user","content":"` + marker + `|` + strings.Repeat("x ", rng.IntN(40_000)) + `"}]}`
+				body := `{"model":"m","stream":true,"messages":[{"role":"user","content":"` + marker + `|"}],"pad":"` + strings.Repeat("x", rng.IntN(100_000)) + `"}`
 				request := post(chatPath, body)
 				c, err := net.Dial("tcp", f.addr)
 				if err != nil {

@@ -308,6 +308,10 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	if !ex.readBody(ctx) {
 		return
 	}
+	if ex.gone() { // its tokens need not be counted any more
+		ex.abandon(ctx)
+		return
+	}
 	if e := ex.inspect(); e != nil {
 		ex.reject(ctx, e)
 		return
