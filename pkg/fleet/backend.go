@@ -20,6 +20,12 @@ type Backend struct {
 	health     atomic.Uint32
 	requests   atomic.Int64
 	pinned     atomic.Int64
+	queued     atomic.Int64 // see Candidate
+	waiting    atomic.Int64
+	context    atomic.Int64
+	gauges     atomic.Pointer[Gauges]
+	learned    learned
+	prior      atomic.Pointer[Speed] // of the pool
 	gone       chan struct{}
 }
 
@@ -110,6 +116,41 @@ func (b *Backend) Requests() int64 { return b.requests.Load() }
 
 // Flows returns the open steered flows.
 func (b *Backend) Flows() int64 { return b.slot.KernelFlows.Load() }
+
+// Waiting returns the front end's requests whose answer has not begun, and their prompt tokens less those believed cached.
+func (b *Backend) Waiting() (requests, tokens int64) { return b.waiting.Load(), b.queued.Load() }
+
+// SetGauges records what the engine reported; At and Sent are filled in by the caller of Pool.Clock and Requests.
+func (b *Backend) SetGauges(g Gauges) { b.gauges.Store(&g) }
+
+// Gauges returns what the engine reported last, and whether it ever did.
+func (b *Backend) Gauges() (Gauges, bool) {
+	if g := b.gauges.Load(); g != nil {
+		return *g, true
+	}
+	return Gauges{}, false
+}
+
+// Speed returns what was learned of the backend, and whether any request of its own taught it.
+func (b *Backend) Speed() (Speed, bool) {
+	s, _, own := b.learned.read(0)
+	return s, own
+}
+
+// Drift returns recent predicted and observed times to the first byte, as weighted sums of seconds: their ratio is 1 where the
+// predictions hold. Both are 0 before the first prediction.
+func (b *Backend) Drift() (predicted, observed float64) {
+	b.learned.mu.Lock()
+	defer b.learned.mu.Unlock()
+	return b.learned.predicted, b.learned.observed
+}
+
+func (b *Backend) poolSpeed() Speed {
+	if s := b.prior.Load(); s != nil {
+		return *s
+	}
+	return DefaultSpeed
+}
 
 func (b *Backend) weight() float64 {
 	if w := b.spec.Load().Weight; w > 0 {

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"net/url"
+	"time"
 )
 
 // ID is a backend's slot in the weight table. 0 means none.
@@ -76,13 +77,32 @@ type PoolSpec struct {
 	Backends []BackendSpec
 }
 
-// Candidate is a backend that may take the request, with its load at the moment of the pick.
+// Candidate is a backend that may take the request, with its load at the moment of the pick. Of what follows Backend a zero
+// value is unknown, and a policy must make do without it.
 type Candidate struct {
 	ID       ID
 	Weight   float64 // capacity share, > 0
 	Tokens   int64   // tokens in flight: the L7's and the kernel's
 	Requests int64   // requests in flight at the L7 plus open steered flows
 	Backend  *Backend
+
+	Cached  int64   // tokens of this prompt that the backend is believed to hold
+	Queued  int64   // prompt tokens in flight whose answer has not begun, less what was believed cached
+	Waiting int64   // the L7's requests whose answer has not begun
+	Context int64   // tokens that requests in flight hold in the KV cache, or will; the kernel's tokens included
+	Speed   Speed   // learned from the backend's own answers and its pool's
+	Latency float64 // peak EWMA of the time to the first byte, in seconds
+	Gauges  Gauges  // what the engine itself reported
+	Fresh   bool    // Gauges are recent enough to be believed
+}
+
+// Gauges are an engine's own figures. Waiting and Running are requests from all balancers and clients.
+type Gauges struct {
+	Waiting, Running int64
+	KVUse            float64       // share of the KV cache in use, 0 to 1; below 0 = not reported
+	KVTokens         int64         // capacity of the KV cache; 0 = not reported
+	Sent             int64         // the L7's requests in flight when the figures were read
+	At               time.Duration // when they were read, on the fleet's clock
 }
 
 // Query is what a policy may know of a request. Fields that the route does not need stay zero.
@@ -92,10 +112,25 @@ type Query struct {
 	Home         ID     // backend that holds the session; 0 = none or unknown
 	HomeFull     bool   // set by Take: the home is up, but at its limit of tokens in flight
 	PromptTokens int64
-	OutputTokens int64 // expected, capped by the request's own limit
-	Exclude      []ID  // backends tried before for this request
-	LocalOnly    bool  // prefer backends of this host (a connection that another shunt steered here)
+	OutputTokens int64         // expected, capped by the request's own limit
+	Blocks       []uint64      // chained hashes of the prompt's blocks, in order; empty = nothing known
+	BlockTokens  float64       // tokens that one of Blocks stands for
+	Streams      bool          // the answer's first byte comes when the prefill is done, not with the whole answer
+	Deadline     time.Duration // time to the first byte that the request is held to; 0 = none
+	Exclude      []ID          // backends tried before for this request
+	LocalOnly    bool          // prefer backends of this host (a connection that another shunt steered here)
 	Rand         *rand.Rand
+}
+
+// Index knows which backend holds how much of a prompt. It must be safe for concurrent use, and none of its methods may
+// block or call back. prefix.Index is the implementation.
+type Index interface {
+	// Held returns how many of the first blocks the backend is believed to hold.
+	Held(id ID, blocks []uint64) int
+	// Enter records that the backend is given a prompt of these blocks.
+	Enter(id ID, blocks []uint64)
+	// Forget drops all of a backend that left the fleet.
+	Forget(id ID)
 }
 
 // Chooser picks one of the candidates (never empty) and says why. It is called under the pool's lock: it must not

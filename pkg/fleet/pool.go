@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 const (
@@ -23,6 +24,8 @@ const (
 // Pool is the backends that serve the same models under one policy.
 type Pool struct {
 	name       string
+	now        func() time.Duration
+	index      Index         // nil: none
 	outputMean atomic.Uint64 // bits of a float64
 
 	mu       sync.Mutex
@@ -31,10 +34,12 @@ type Pool struct {
 	chooser  Chooser
 	backends []*Backend
 	buf      []Candidate
+	prior    *Speed // the pool's common figures
+	priorAt  time.Duration
 }
 
-func newPool(name string) *Pool {
-	p := &Pool{name: name, rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+func newPool(name string, now func() time.Duration, index Index) *Pool {
+	p := &Pool{name: name, now: now, index: index, rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 	p.outputMean.Store(math.Float64bits(firstOutputMean))
 	return p
 }
@@ -75,10 +80,28 @@ func (p *Pool) Take(q *Query) (*Ticket, error) {
 		return nil, fmt.Errorf("pick backend in pool %s: policy chose %d of %d candidates", p.name, i, len(c))
 	}
 	b := c[i].Backend
-	t := &Ticket{backend: b, reason: why, prompt: max(q.PromptTokens, 0), output: max(q.OutputTokens, 0), left: need}
+	t := &Ticket{backend: b, reason: why, prompt: max(q.PromptTokens, 0), output: max(q.OutputTokens, 0), left: need,
+		cached: c[i].Cached, streams: q.Streams, now: p.now, taken: p.now()}
+	t.queued = t.prompt - t.cached
+	t.expects = c[i].FirstByte(t.queued)
 	b.slot.L7Tokens.Add(need)
 	b.requests.Add(1)
+	b.waiting.Add(1)
+	b.queued.Add(t.queued)
+	b.context.Add(need)
+	if p.index != nil && len(q.Blocks) > 0 {
+		p.index.Enter(b.id, q.Blocks)
+	}
 	return t, nil
+}
+
+// FirstByte predicts the seconds to the first byte of a prompt of which so many tokens are not cached; 0 if nothing is known
+// of the backend's speed.
+func (c *Candidate) FirstByte(uncached int64) float64 {
+	if c.Speed.PrefillRate <= 0 {
+		return 0
+	}
+	return float64(c.Speed.PrefillBase) + float64(max(c.Queued, 0)+max(uncached, 0))/float64(c.Speed.PrefillRate)
 }
 
 // Explain says where Take would send the request and why, and charges nothing.
@@ -105,6 +128,7 @@ func (p *Pool) Explain(q *Query) (*Backend, Reason, error) {
 func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool) {
 	c = p.buf[:0]
 	local := false
+	now := p.now()
 	q.HomeFull = false
 	for _, b := range p.backends {
 		if !b.Eligible() || slices.Contains(q.Exclude, b.id) {
@@ -120,13 +144,72 @@ func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool)
 		local = local || spec.Local
 		c = append(c, Candidate{ID: b.id, Weight: b.weight(), Tokens: tokens,
 			Requests: b.requests.Load() + max(b.slot.KernelFlows.Load(), 0), Backend: b})
+		p.know(&c[len(c)-1], q, now)
 	}
 	p.buf = c
+	p.share(c, now)
 	if q.LocalOnly && local {
 		c = slices.DeleteFunc(c, func(c Candidate) bool { return !c.Backend.Local() })
 	}
 	return c, overloaded
 }
+
+// know fills in what is believed of the backend beyond its load.
+func (p *Pool) know(c *Candidate, q *Query, now time.Duration) {
+	b := c.Backend
+	if p.index != nil && len(q.Blocks) > 0 {
+		held := p.index.Held(b.id, q.Blocks)
+		c.Cached = min(int64(float64(held)*q.BlockTokens), max(q.PromptTokens-1, 0))
+	}
+	c.Queued, c.Waiting = max(b.queued.Load(), 0), max(b.waiting.Load(), 0)
+	_, kernel := b.Load()
+	c.Context = max(b.context.Load(), 0) + max(kernel, 0)
+	c.Speed, c.Latency, _ = b.learned.read(now)
+	if g := b.gauges.Load(); g != nil {
+		c.Gauges, c.Fresh = *g, now-g.At < StaleGauges
+	}
+}
+
+// StaleGauges is the age at which an engine's gauges are no longer believed: they are unknown then, not 0.
+const StaleGauges = 5 * time.Second
+
+// share gives backends that have served nothing their pool's figures, and lets the pool's be everybody's prior.
+func (p *Pool) share(c []Candidate, now time.Duration) {
+	if p.prior != nil && now-p.priorAt < priorEvery {
+		for i := range c {
+			if c[i].Speed.PrefillRate <= 0 {
+				c[i].Speed = *p.prior
+			}
+		}
+		return
+	}
+	var s Speed
+	n := float32(0)
+	for i := range c {
+		if o := c[i].Speed; o.PrefillRate > 0 {
+			n++
+			s.PrefillBase += o.PrefillBase
+			s.PrefillRate += 1 / o.PrefillRate
+			s.DecodeBase += o.DecodeBase
+			s.DecodeSlope += o.DecodeSlope
+		}
+	}
+	if n == 0 {
+		s = DefaultSpeed
+	} else {
+		s = Speed{PrefillBase: s.PrefillBase / n, PrefillRate: n / s.PrefillRate, DecodeBase: s.DecodeBase / n, DecodeSlope: s.DecodeSlope / n}
+	}
+	p.prior, p.priorAt = &s, now
+	for i := range c {
+		c[i].Backend.prior.Store(&s)
+		if c[i].Speed.PrefillRate <= 0 {
+			c[i].Speed = s
+		}
+	}
+}
+
+// priorEvery is how often a pool's common figures are computed anew.
+const priorEvery = time.Second
 
 // ExpectedOutput returns the tokens that an answer is expected to have: the running mean of those seen, capped by
 // the request's own limit (0 = it sets none).

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Known is what the kernel's maps still hold of a backend from before a restart.
@@ -23,11 +24,16 @@ type Known struct {
 type Options struct {
 	Table Table            // zero: memory of the heap
 	Known map[string]Known // by backend name
+	Index Index            // which backend holds which prompts; nil: nobody keeps it
+	// Now is the time since any fixed moment and never goes back; nil: the machine's monotonic clock.
+	Now func() time.Duration
 }
 
 // Fleet is all pools and backends, and who has which slot of the table.
 type Fleet struct {
 	table Table
+	index Index
+	now   func() time.Duration
 
 	mu          sync.Mutex // Apply
 	known       map[string]Known
@@ -48,7 +54,11 @@ type view struct {
 
 // New returns an empty fleet.
 func New(o Options) *Fleet {
-	f := &Fleet{table: o.Table, known: maps.Clone(o.Known)}
+	f := &Fleet{table: o.Table, known: maps.Clone(o.Known), index: o.Index, now: o.Now}
+	if f.now == nil {
+		start := time.Now()
+		f.now = func() time.Duration { return time.Since(start) }
+	}
 	if f.table.Slots == nil {
 		f.table = NewHeapTable()
 	}
@@ -60,6 +70,9 @@ func New(o Options) *Fleet {
 	f.view.Store(&view{})
 	return f
 }
+
+// Clock returns the fleet's time, since a fixed moment.
+func (f *Fleet) Clock() time.Duration { return f.now() }
 
 // Pools returns all pools in configured order.
 func (f *Fleet) Pools() []*Pool { return f.view.Load().pools }
@@ -140,7 +153,7 @@ func (f *Fleet) Apply(specs []PoolSpec) error {
 	for i, ps := range specs {
 		p := old.byName[ps.Name]
 		if p == nil {
-			p = newPool(ps.Name)
+			p = newPool(ps.Name, f.now, f.index)
 		}
 		p.mu.Lock()
 		p.models, p.chooser, p.backends = slices.Clone(ps.Models), ps.Chooser, members[i]
@@ -167,6 +180,9 @@ func (f *Fleet) Apply(specs []PoolSpec) error {
 		if v.named[b.Name()] != b {
 			close(b.gone)
 			b.slot.Limit.Store(0)
+			if f.index != nil {
+				f.index.Forget(b.id)
+			}
 		}
 	}
 	for _, p := range old.pools {
