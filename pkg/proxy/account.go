@@ -32,8 +32,12 @@ func methodName(m []byte) string {
 	return clip(string(m), 16)
 }
 
-// account enters the exchange into metrics, means and the access log.
+// account enters the exchange into metrics, means and the access log. Probes by other shunts come every second and
+// are none of what either is read for.
 func (ex *exchange) account() {
+	if ex.probe {
+		return
+	}
 	now := time.Now()
 	fig := &ex.meter.scan.figures
 	prompt, output := ex.prompt, fig.output

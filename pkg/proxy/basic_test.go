@@ -304,4 +304,8 @@ func TestPeerProbe(t *testing.T) {
 	if got := <-probed; got != "127.0.0.1" {
 		t.Errorf("probe from %s", got)
 	}
+	f.do("GET /none HTTP/1.1\r\nHost: h\r\n\r\n").want(t, 404, "")
+	if r := f.records(1); len(r) != 1 || r[0].Path != "/none" {
+		t.Errorf("probes are in the access log: %+v", r)
+	}
 }

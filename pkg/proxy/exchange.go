@@ -70,6 +70,7 @@ type exchange struct {
 	eventStream bool
 	metered     bool
 	handedOver  bool // fasthttp writes the answer and will call Close
+	probe       bool // another shunt asked whether this is one: no client's request
 	lastPiece   []byte
 	sent        int64
 	status      int
@@ -172,7 +173,7 @@ func (ex *exchange) reset() {
 	ex.saved = savedAnswer{}
 	ex.reader = bodyReader{}
 	ex.meter.reset(false)
-	ex.eventStream, ex.metered, ex.handedOver, ex.lastPiece = false, false, false, nil
+	ex.eventStream, ex.metered, ex.handedOver, ex.probe, ex.lastPiece = false, false, false, false, nil
 	ex.sent, ex.status, ex.outcome, ex.failure = 0, 0, OutcomeOK, ""
 	ex.began, ex.dispatched, ex.firstByte, ex.firstToken = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 	ex.released = false

@@ -19,6 +19,7 @@ func (s *Server) local(ctx *fasthttp.RequestCtx, ex *exchange) bool {
 		if s.o.OnProbe != nil && string(lookup(ex.fields, "shunt-ingress")) == "1" {
 			s.o.OnProbe(ex.client.remote.Addr())
 		}
+		ex.probe = true
 		ex.answer(ctx, s.o.PeerInfo())
 		return true
 	case string(ex.path) == "/v1/models" && get && ex.set.paths.allows(ex.path) && len(s.o.Fleet.Pools()) > 1:
