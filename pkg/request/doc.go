@@ -4,7 +4,8 @@
 // output may come, what names the conversation, and the text that the model will have to read.
 //
 // The body is never changed and never encoded anew; it goes to the backend as it came. Parse first goes over it without
-// recursion and checks it strictly (RFC 8259), then builds a tree of only those members that hold the prompt.
+// recursion, checks it strictly (RFC 8259) and notes where arrays and objects end, then walks those members that hold the
+// prompt.
 //
 // # Errors
 //
@@ -23,9 +24,13 @@
 //
 // # Limits
 //
-// A member with more than 131,072 JSON values, or nested deeper than 290, is not walked: it counts as one token for four of
-// its bytes, and Count.Estimated says so. Lists of token ids are exempt; they are counted whatever their length. Images,
-// audio, video and files count flat figures (see Facts.PromptTokens). What a backend adds by itself, such as the hidden
-// prompt of a hosted tool, earlier turns behind previous_response_id, or a chat template's own system prompt, is not
-// counted, and neither is a schema in response_format.
+// A member with more than 131,072 arrays and objects is not walked: it counts as one token for four of its bytes, and
+// Count.Estimated says so; so do the texts of a request beyond 65,536. Images are counted by the size in their header, audio,
+// video and files by flat figures, and no base64 is ever read as text (see Facts.PromptTokens). What a backend adds by itself,
+// such as the hidden prompt of a hosted tool, earlier turns behind previous_response_id, or a chat template's own system
+// prompt, is not counted, and neither is a schema in response_format; where the body shows that there is such a thing,
+// Count.Estimated is true.
+//
+// Each value of the body is looked at twice at most, whatever its depth, and texts are handed to the counter as they stand,
+// with their escapes: one that was counted before is neither decoded nor copied.
 package request

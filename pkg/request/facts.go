@@ -10,9 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"unsafe"
 
-	"github.com/valyala/fastjson"
+	"github.com/shunt-lb/shunt/pkg/tokens"
 )
 
 // Errors of Parse and Detect; see the package's documentation.
@@ -23,10 +22,12 @@ var (
 )
 
 const (
-	// maxValues and maxTreeDepth bound the members of which a tree is built: about 100 bytes a value, and the recursion of
-	// the tree's builder.
-	maxValues    = 1 << 17
-	maxTreeDepth = 290
+	// maxContainers is the number of arrays and objects in a member beyond which it is not walked. What is found in those that
+	// are has bounds of its own; texts beyond them are estimated, names and pictures left out.
+	maxContainers = 1 << 17
+	maxTexts      = 1 << 16
+	maxNames      = 1 << 12
+	maxPictures   = 1 << 12
 	// keepBytes is how much memory a pooled parser may keep.
 	keepBytes = 1 << 20
 	// What a client may multiply: a limit on tokens, answers for a prompt, prompts. Beyond these it is taken for these.
@@ -62,12 +63,20 @@ type Facts struct {
 	// cache; so do several prompts in one request. For Embeddings and Other it is 0.
 	Fingerprint uint64
 
-	texts      []string // each is encoded on its own
-	ids        int      // prompt tokens that came as ids
-	flat       int      // tokens of the framing, of schemas and of media
-	functions  int      // functions declared
-	unwalked   int      // bytes that are estimated by their number
+	p        *Parser
+	texts    []tokens.Text // each is encoded on its own
+	names    []tokens.Text // of those who speak, which not every family renders
+	pictures []picture
+
+	chat       bool // framed as a chat
+	messages   int  // messages, and what is framed like one
+	oddRoles   int  // of these, those whose role is among the texts
+	calls      int  // calls of tools
+	ids        int  // prompt tokens that came as ids
+	media      int  // tokens of media other than images
 	mediaParts int
+	unwalked   int  // bytes that are estimated by their number
+	partial    bool // the model reads something that is not in the body
 }
 
 // Parser reads bodies. Get one with Acquire; it serves one request at a time.
@@ -75,9 +84,11 @@ type Parser struct {
 	facts   Facts
 	body    []byte
 	members [numFields]member
-	scratch []byte // texts that do not stand in the body as they are
-	trees   []*fastjson.Parser
-	used    int // trees in use
+	tape    []container
+	open    [maxDepth + 1]int32 // entries of the containers that the scan is in
+	scratch []byte              // texts that do not stand in the body as they are
+	key     []byte              // a member's name that does not
+	lines   []tokens.Text       // texts of the tools
 
 	hash     maphash.Hash
 	hashing  bool // the texts that are found belong to the fingerprint
@@ -96,13 +107,10 @@ func Acquire() *Parser { return parsers.Get().(*Parser) }
 
 // Release gives the parser back. Its Facts, and all strings got from them, are invalid from here on.
 func (p *Parser) Release() {
-	kept := cap(p.scratch)
-	for f := range p.members {
-		if m := &p.members[f]; m.exact && m.values > 1 {
-			kept += 100*m.values + m.end - m.start
-		}
-	}
-	if kept+16*cap(p.facts.texts) > keepBytes {
+	const textSize, tapeSize = 32, 8
+	kept := cap(p.scratch) + cap(p.key) + tapeSize*cap(p.tape) + textSize*(cap(p.facts.texts)+cap(p.facts.names)+cap(p.lines)) +
+		16*cap(p.facts.pictures)
+	if kept > keepBytes {
 		*p = Parser{}
 	}
 	p.reset()
@@ -111,11 +119,13 @@ func (p *Parser) Release() {
 }
 
 func (p *Parser) reset() {
-	texts := p.facts.texts
-	clear(texts)
-	p.facts = Facts{Choices: 1, texts: texts[:0]}
+	f := &p.facts
+	clear(f.texts)
+	clear(f.names)
+	clear(p.lines)
+	*f = Facts{p: p, Choices: 1, texts: f.texts[:0], names: f.names[:0], pictures: f.pictures[:0]}
+	p.lines = p.lines[:0]
 	p.scratch = p.scratch[:0]
-	p.used = 0
 	p.hashing, p.hashed, p.userSeen = false, 0, false
 }
 
@@ -134,20 +144,19 @@ func (p *Parser) Parse(api API, body []byte) (*Facts, error) {
 
 	p.hash.SetSeed(fingerprintSeed)
 	p.hash.Reset()
-	p.hashText(f.Model)
+	p.hashString(f.Model)
 
 	prompts := 1
 	switch api {
 	case Chat, Messages:
+		f.chat = true
 		p.systemPrompt(fieldSystem)
 		p.conversation(fieldMessages)
-		p.declaredTools()
-		f.flat += replyTokens
 	case Responses:
+		f.chat = true
+		f.partial = present(p.raw(fieldPreviousResponseID)) || present(p.raw(fieldConversation))
 		p.systemPrompt(fieldInstructions)
 		p.conversation(fieldInput)
-		p.declaredTools()
-		f.flat += replyTokens
 	case Completions:
 		prompts = p.plainInput(fieldPrompt)
 		p.plainInput(fieldSuffix)
@@ -196,13 +205,13 @@ func (p *Parser) fingerprint(prompts int) {
 	switch f.API {
 	case Chat, Messages:
 	case Responses:
-		if present(p.raw(fieldPreviousResponseID)) || present(p.raw(fieldConversation)) {
+		if f.partial && (present(p.raw(fieldPreviousResponseID)) || present(p.raw(fieldConversation))) {
 			return
 		}
 	case Completions:
 		text := p.raw(fieldPrompt)
 		if m := &p.members[fieldPrompt]; m.exact && m.texts > 0 && len(f.texts) > 0 {
-			text = unsafe.Slice(unsafe.StringData(f.texts[0]), len(f.texts[0]))
+			text = p.prefix(f.texts[0])
 		}
 		if prompts != 1 || len(text) < sessionPrefix {
 			return
@@ -220,38 +229,38 @@ func (p *Parser) fingerprint(prompts int) {
 	f.Fingerprint = max(1, p.hash.Sum64())
 }
 
-func (p *Parser) hashBytes(b []byte) {
-	n := len(b)
-	p.hash.Write([]byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)})
-	p.hash.Write(b)
+// prefix returns the start of a text, sessionPrefix bytes of it if it is that long.
+func (p *Parser) prefix(t tokens.Text) []byte {
+	if t.Form != tokens.JSONString {
+		return []byte(t.S[:min(len(t.S), sessionPrefix)])
+	}
+	const longest = len(`\u0000`) // an escape that says one byte
+	start := len(p.scratch)
+	p.scratch = tokens.AppendUnescaped(p.scratch, t.S[:min(len(t.S), longest*sessionPrefix+2*longest)])
+	return p.scratch[start:]
 }
 
-func (p *Parser) hashText(s string) {
-	p.hashBytes(unsafe.Slice(unsafe.StringData(s), len(s)))
+func (p *Parser) hashBytes(b []byte) { p.hashString(view(b)) }
+
+func (p *Parser) hashString(s string) {
+	n := len(s)
+	for range 4 {
+		p.hash.WriteByte(byte(n))
+		n >>= 8
+	}
+	p.hash.WriteString(s)
 }
 
-// tree builds the tree of a member. It returns nil if there is none, or if the member is only counted by its bytes.
-func (p *Parser) tree(f field) *fastjson.Value {
-	m := &p.members[f]
-	raw := p.raw(f)
-	if raw == nil {
-		return nil
+// hashText hashes what a text says, however it is spelled.
+func (p *Parser) hashText(t tokens.Text) {
+	if t.Form != tokens.JSONString {
+		p.hashString(t.S)
+		return
 	}
-	if m.values > maxValues || m.depth > maxTreeDepth {
-		p.facts.unwalked += len(raw)
-		return nil
-	}
-	if p.used == len(p.trees) {
-		p.trees = append(p.trees, new(fastjson.Parser))
-	}
-	v, err := p.trees[p.used].ParseBytes(raw)
-	if err != nil {
-		// The scan has accepted it, so this does not happen; and the library's message would quote the body.
-		p.facts.unwalked += len(raw)
-		return nil
-	}
-	p.used++
-	return v
+	start := len(p.scratch)
+	p.scratch = tokens.AppendUnescaped(p.scratch, t.S)
+	p.hashBytes(p.scratch[start:])
+	p.scratch = p.scratch[:start]
 }
 
 func (p *Parser) streamOptions() {
@@ -259,12 +268,8 @@ func (p *Parser) streamOptions() {
 		return
 	}
 	unwalked := p.facts.unwalked
-	if o := p.tree(fieldStreamOptions).GetObject(); o != nil {
-		o.Visit(func(key []byte, v *fastjson.Value) {
-			if string(key) == "include_usage" {
-				p.facts.IncludeUsage = v.Type() == fastjson.TypeTrue
-			}
-		})
+	if o, ok := p.member(fieldStreamOptions); ok {
+		p.facts.IncludeUsage = p.kind(p.find(o, "include_usage")) == 't'
 	}
 	p.facts.unwalked = unwalked // it is not part of the prompt
 }
@@ -276,22 +281,9 @@ func (p *Parser) shortString(f field) string {
 		return ""
 	}
 	start := len(p.scratch)
-	p.scratch = unescape(p.scratch, raw[1:len(raw)-1])
+	p.scratch = tokens.AppendUnescaped(p.scratch, view(raw[1:len(raw)-1]))
 	return view(p.scratch[start:])
 }
-
-// longString returns a raw string's text, in the body itself where that is possible.
-func (p *Parser) longString(raw []byte) string {
-	raw = raw[1 : len(raw)-1]
-	if bytes.IndexByte(raw, '\\') < 0 {
-		return view(raw)
-	}
-	start := len(p.scratch)
-	p.scratch = unescape(p.scratch, raw)
-	return view(p.scratch[start:])
-}
-
-func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 func present(raw []byte) bool { return len(raw) > 0 && raw[0] != 'n' }
 

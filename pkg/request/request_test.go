@@ -21,6 +21,13 @@ var counter = sync.OnceValue(func() *tokens.Counter {
 	return c
 })
 
+// What the default family's framing is made of.
+const (
+	messageTokens, roleTokens, nameTokens, replyTokens = 3, 1, 1, 3
+	functionTokens, functionsEndTokens                 = 7, 12
+	imageTokens, lowImageTokens                        = 765, 85
+)
+
 // parse returns the facts of a body; they live as long as the test.
 func parse(t testing.TB, api API, body string) *Facts {
 	t.Helper()
@@ -225,7 +232,7 @@ func TestPromptTokens(t *testing.T) {
 			replyTokens + functionTokens + functionsEndTokens + 2 + 2*(propertiesTokens+propertyTokens) + enumTokens + 2*enumItemTokens +
 				text("world:array:") + text("hello:string:") + text("world") + text("1"), false},
 		{"functions", Chat, `{"functions":[{"name":"hello"}]}`, replyTokens + functionTokens + functionsEndTokens + 2, false},
-		{"hosted tool", Responses, `{"tools":[{"type":"web_search"}]}`, replyTokens, false},
+		{"hosted tool", Responses, `{"tools":[{"type":"web_search"}]}`, replyTokens, true},
 		{"tools odd", Chat, `{"tools":[null,"x",5,[]],"functions":{}}`, replyTokens, false},
 
 		{"completion", Completions, `{"prompt":"hello world"}`, 2, false},
@@ -255,7 +262,7 @@ func TestPromptTokens(t *testing.T) {
 		{"responses call", Responses, `{"input":[{"type":"function_call","call_id":"c","name":"hello","arguments":"world"},
 			{"type":"function_call_output","call_id":"c","output":"hello"},{"type":"item_reference","id":"i"},
 			{"type":"reasoning","summary":[{"type":"summary_text","text":"world"}],"encrypted_content":"` + big + `"}]}`,
-			replyTokens + 4*(messageTokens+roleTokens) + 4, false},
+			replyTokens + 4*(messageTokens+roleTokens) + 4, true},
 		{"responses tools", Responses, `{"tools":[{"type":"function","name":"hello","description":"world.","parameters":{}}]}`,
 			replyTokens + functionTokens + functionsEndTokens + 3, false},
 
@@ -266,7 +273,7 @@ func TestPromptTokens(t *testing.T) {
 		{"anthropic tools", Messages, `{"tools":[{"name":"hello","input_schema":{"type":"object","properties":{}}}]}`,
 			replyTokens + functionTokens + functionsEndTokens + 2, false},
 		{"anthropic tool use", Messages, `{"messages":[{"role":"assistant","content":[{"type":"thinking","thinking":"hello","signature":"` + big + `"},
-			{"type":"redacted_thinking","data":"` + big + `"},{"type":"tool_use","id":"t","name":"world","input":{}}]}]}`, frame + 3, false},
+			{"type":"redacted_thinking","data":"` + big + `"},{"type":"tool_use","id":"t","name":"world","input":{}}]}]}`, frame + 3, true},
 		{"anthropic nested tool result", Messages, msg(`[{"type":"tool_result","tool_use_id":"t","content":[{"type":"text","text":"hello"},
 			{"type":"image","source":{"type":"base64","media_type":"image/png","data":"` + big + `"}},
 			{"type":"search_result","title":"x","content":[{"type":"text","text":"world"}]}]}]`), frame + imageTokens + 2, true},
@@ -279,7 +286,7 @@ func TestPromptTokens(t *testing.T) {
 	} {
 		f := parse(t, tc.api, tc.body)
 		if got := f.PromptTokens(counter()); got != (tokens.Count{Tokens: tc.want, Estimated: tc.estimated}) {
-			t.Errorf("%s: got %+v, want %d, %v (texts %.80q)", tc.name, got, tc.want, tc.estimated, f.texts)
+			t.Errorf("%s: got %+v, want %d, %v (%d texts)", tc.name, got, tc.want, tc.estimated, len(f.texts))
 		}
 	}
 }
@@ -298,8 +305,8 @@ func TestSpecialTokensInEveryField(t *testing.T) {
 // Members that would make a huge tree are estimated by their bytes, and never refused.
 func TestMembersTooLargeToWalk(t *testing.T) {
 	for name, body := range map[string]string{
-		"values": `{"messages":[{"role":"user","content":[` + strings.Repeat("0,", maxValues) + `0]}]}`,
-		"depth":  `{"messages":` + strings.Repeat("[", 400) + `"hello"` + strings.Repeat("]", 400) + `}`,
+		"objects": `{"messages":[` + strings.Repeat("{},", maxContainers) + `0]}`,
+		"arrays":  `{"messages":[{"role":"user","content":[` + strings.Repeat("[],", maxContainers) + `"hello"]}]}`,
 	} {
 		f := parse(t, Chat, body)
 		if f.unwalked == 0 || f.unwalked > len(body) || len(f.texts) != 0 || f.Fingerprint != 0 {
@@ -309,12 +316,20 @@ func TestMembersTooLargeToWalk(t *testing.T) {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}
-	f := parse(t, Chat, `{"messages":`+strings.Repeat("[", maxTreeDepth)+`"hello"`+strings.Repeat("]", maxTreeDepth)+`}`)
+	f := parse(t, Chat, `{"messages":[`+strings.Repeat(`"hello",`, maxTexts)+`"worlds"]}`)
+	if len(f.texts) != maxTexts || f.unwalked != len("worlds") {
+		t.Errorf("%d texts, %d bytes estimated", len(f.texts), f.unwalked)
+	}
+	f = parse(t, Chat, `{"messages":`+strings.Repeat("[", maxDepth-1)+`"hello"`+strings.Repeat("]", maxDepth-1)+`}`)
 	if got := f.PromptTokens(counter()); got != (tokens.Count{Tokens: replyTokens + 1}) {
 		t.Errorf("deep, but walked: %+v", got)
 	}
+	f = parse(t, Chat, `{"tools":[`+strings.Repeat("[],", maxContainers)+`0]}`)
+	if got := f.PromptTokens(counter()); got.Tokens < maxContainers/4 {
+		t.Errorf("tools: %+v", got)
+	}
 	// A member that is no part of the prompt does not weigh.
-	f = parse(t, Chat, `{"stream_options":{"x":[`+strings.Repeat("0,", maxValues)+`0]},"metadata":[`+strings.Repeat("0,", maxValues)+`0]}`)
+	f = parse(t, Chat, `{"stream_options":{"x":[`+strings.Repeat("[],", maxContainers)+`0]},"metadata":[`+strings.Repeat("[],", maxContainers)+`0]}`)
 	if got := f.PromptTokens(counter()); got != (tokens.Count{Tokens: replyTokens}) {
 		t.Errorf("other members: %+v", got)
 	}
@@ -411,13 +426,15 @@ func TestConcurrentParsers(t *testing.T) {
 		wg.Go(func() {
 			for i := range 300 {
 				model, word := fmt.Sprintf("m%d", w), strings.Repeat("hello ", i%7+1)
+				spelled := `\u0068` + word[1:]
 				body := fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":[{"type":"text","text":"\u0068%s"}]}],"prompt_cache_key":"k%d"}`, model, word[1:], i)
 				if i%3 == 0 {
+					spelled = word
 					body = fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":%q}],"n":2,"max_tokens":%d}`, model, word, i+1)
 				}
 				p := Acquire()
 				f, err := p.Parse(Chat, []byte(body))
-				if err != nil || f.Model != model || len(f.texts) != 1 || f.texts[0] != word || (f.CacheKey == "") != (i%3 == 0) ||
+				if err != nil || f.Model != model || len(f.texts) != 1 || f.texts[0].S != spelled || (f.CacheKey == "") != (i%3 == 0) ||
 					(f.MaxTokens != 0) != (i%3 == 0) {
 					t.Errorf("worker %d, request %d: %+v, %v", w, i, f, err)
 				}

@@ -3,9 +3,13 @@
 package request
 
 import (
+	"encoding/binary"
 	"fmt"
-	"unicode/utf16"
+	"math"
+	"math/bits"
 	"unicode/utf8"
+
+	"github.com/shunt-lb/shunt/pkg/tokens"
 )
 
 // maxDepth is the deepest nesting of arrays and objects that is accepted.
@@ -69,7 +73,23 @@ type member struct {
 	exact bool // it came in its own spelling, so the value below is its value
 	start int  // the value's bytes are body[start:end]
 	end   int
+	tape  int // index of the value's own entry on the tape, if it is an array or an object
 	valueStats
+}
+
+// walked tells the members that are gone over a second time, value by value.
+var walked = func() (t [numFields]bool) {
+	for _, f := range []field{fieldStreamOptions, fieldMessages, fieldPrompt, fieldInput, fieldInstructions, fieldSystem, fieldTools, fieldFunctions} {
+		t[f] = true
+	}
+	return t
+}()
+
+// container is one entry of the tape: an array or an object of a member that is walked, in the order in which they open.
+// With it a value is skipped in one step, and a walk costs no more than the values it looks at.
+type container struct {
+	end  int32 // index behind it
+	next int32 // entry behind it and all that is in it
 }
 
 // valueStats is what the scan learns of a value.
@@ -79,7 +99,8 @@ type valueStats struct {
 	texts   int  // strings and objects in it
 	items   int  // direct elements, if it is an array
 	first   byte // first byte of its first element or member, 0 if it has none
-	depth   int  // arrays and objects that stand within each other
+	// unrecorded: its containers are not on the tape, there are too many.
+	unrecorded bool
 }
 
 // raw returns a field's value as it stands in the body, nil if it is absent.
@@ -94,6 +115,7 @@ func (p *Parser) raw(f field) []byte {
 func (p *Parser) scan(body []byte) error {
 	p.body = body
 	p.members = [numFields]member{}
+	p.tape = p.tape[:0]
 	i := skipSpace(body, 0)
 	if i >= len(body) || body[i] != '{' {
 		return syntaxError(i)
@@ -116,7 +138,12 @@ func (p *Parser) scan(body []byte) error {
 			}
 			start := skipSpace(body, i+1)
 			var stats valueStats
-			if i, err = skipValue(body, start, &stats); err != nil {
+			tape := len(p.tape)
+			record := known && walked[f]
+			if record && len(body) > math.MaxInt32 {
+				record, stats.unrecorded = false, true
+			}
+			if i, err = p.skipValue(start, &stats, record); err != nil {
 				return err
 			}
 			if known {
@@ -126,7 +153,7 @@ func (p *Parser) scan(body []byte) error {
 				}
 				m.seen = true
 				if exact {
-					m.exact, m.start, m.end, m.valueStats = true, start, i, stats
+					m.exact, m.start, m.end, m.tape, m.valueStats = true, start, i, tape, stats
 				}
 			}
 			i = skipSpace(body, i)
@@ -165,7 +192,7 @@ func fieldOf(raw []byte) (f field, exact, known bool) {
 		return 0, false, false // longer than any name with every character escaped; or it can only be what it is
 	}
 	var plain, folded [6 * maxKey]byte
-	key := unescape(plain[:0], raw)
+	key := tokens.AppendUnescaped(plain[:0], view(raw))
 	if f, ok := fieldByName[string(key)]; ok {
 		return f, true, true
 	}
@@ -213,10 +240,12 @@ func skipSpace(b []byte, i int) int {
 }
 
 // skipValue returns the index behind the value that starts at i, within the body's object. It keeps its place in a bit set
-// instead of on the stack, so that depth costs nothing.
-func skipValue(b []byte, i int, st *valueStats) (int, error) {
+// instead of on the stack, so that depth costs nothing. With record it puts the containers on the tape.
+func (p *Parser) skipValue(i int, st *valueStats, record bool) (int, error) {
+	b := p.body
 	var isObject [maxDepth/64 + 1]uint64
 	depth := 0
+	start := len(p.tape)
 	for {
 		// A value is due at i.
 		if i >= len(b) {
@@ -234,9 +263,16 @@ func skipValue(b []byte, i int, st *valueStats) (int, error) {
 		switch {
 		case c == '{' || c == '[':
 			depth++
-			st.depth = max(st.depth, depth)
 			if depth+1 > maxDepth {
 				return i, fmt.Errorf("%w of %d levels at byte %d", ErrDepth, maxDepth, i)
+			}
+			if record {
+				if len(p.tape)-start == maxContainers {
+					record, st.unrecorded, p.tape = false, true, p.tape[:start]
+				} else {
+					p.open[depth] = int32(len(p.tape))
+					p.tape = append(p.tape, container{})
+				}
 			}
 			i = skipSpace(b, i+1)
 			if c == '{' {
@@ -255,6 +291,9 @@ func skipValue(b []byte, i int, st *valueStats) (int, error) {
 				}
 			}
 			i++
+			if record {
+				p.tape[p.open[depth]] = container{int32(i), int32(len(p.tape))}
+			}
 			depth--
 		case c == '"':
 			st.texts++
@@ -298,6 +337,9 @@ func skipValue(b []byte, i int, st *valueStats) (int, error) {
 				return i, syntaxError(i)
 			}
 			i++
+			if record {
+				p.tape[p.open[depth]] = container{int32(i), int32(len(p.tape))}
+			}
 			depth--
 		}
 	}
@@ -316,42 +358,72 @@ func skipKey(b []byte, i int) (int, error) {
 	return skipSpace(b, i+1), nil
 }
 
-// plainByte tells the bytes that stand for themselves in a string.
-var plainByte = func() (t [256]bool) {
-	for c := range t {
-		t[c] = c >= 0x20 && c != '"' && c != '\\'
-	}
-	return t
-}()
+// ones is 1 in each byte of a word, tops the top bit of each.
+const (
+	ones = 0x0101010101010101
+	tops = 0x8080808080808080
+)
+
+// endsPlain marks, by its top bit, the first byte of a word that does not stand for itself in a string: a quote, a backslash
+// or a control character. It may mark others behind it.
+func endsPlain(x uint64) uint64 {
+	quote, backslash := x^ones*'"', x^ones*'\\'
+	return ((x-ones*0x20)&^x | (quote-ones)&^quote | (backslash-ones)&^backslash) & tops
+}
 
 func skipString(b []byte, i int) (int, error) {
 	if i >= len(b) || b[i] != '"' {
 		return i, syntaxError(i)
 	}
-	for i++; i < len(b); i++ {
+	i++
+	for {
+		for i+8 <= len(b) {
+			if m := endsPlain(binary.LittleEndian.Uint64(b[i:])); m != 0 {
+				i += bits.TrailingZeros64(m) / 8
+				break
+			}
+			i += 8
+		}
+		if i >= len(b) {
+			return i, syntaxError(i)
+		}
 		c := b[i]
-		if plainByte[c] {
-			continue
-		}
-		if c == '"' {
+		switch {
+		case c == '"':
 			return i + 1, nil
-		}
-		if c != '\\' || i+1 >= len(b) {
+		case c < 0x20:
+			return i, syntaxError(i)
+		case c != '\\':
+			i++ // one of the last bytes of the body
+			continue
+		case i+1 >= len(b):
 			return i, syntaxError(i)
 		}
 		i++
 		switch b[i] {
 		case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
 		case 'u':
-			if _, ok := hex4(b[i+1:]); !ok {
+			if !isHex4(b[i+1:]) {
 				return i, syntaxError(i)
 			}
 			i += 4
 		default:
 			return i, syntaxError(i)
 		}
+		i++
 	}
-	return i, syntaxError(i)
+}
+
+func isHex4(b []byte) bool {
+	if len(b) < 4 {
+		return false
+	}
+	for _, c := range b[:4] {
+		if (c < '0' || c > '9') && (c|0x20 < 'a' || c|0x20 > 'f') {
+			return false
+		}
+	}
+	return true
 }
 
 func skipNumber(b []byte, i int) (int, error) {
@@ -393,65 +465,4 @@ func skipWord(b []byte, i int, word string) (int, error) {
 		return i, syntaxError(i)
 	}
 	return i + len(word), nil
-}
-
-func hex4(b []byte) (rune, bool) {
-	if len(b) < 4 {
-		return 0, false
-	}
-	var r rune
-	for _, c := range b[:4] {
-		switch {
-		case '0' <= c && c <= '9':
-			c -= '0'
-		case 'a' <= c && c <= 'f':
-			c -= 'a' - 10
-		case 'A' <= c && c <= 'F':
-			c -= 'A' - 10
-		default:
-			return 0, false
-		}
-		r = r<<4 | rune(c)
-	}
-	return r, true
-}
-
-// unescape appends the text of a scanned string without its quotes. Half a surrogate pair becomes U+FFFD.
-func unescape(dst, raw []byte) []byte {
-	for i := 0; i < len(raw); i++ {
-		c := raw[i]
-		if c != '\\' {
-			dst = append(dst, c)
-			continue
-		}
-		i++
-		switch c = raw[i]; c {
-		case 'b':
-			c = '\b'
-		case 'f':
-			c = '\f'
-		case 'n':
-			c = '\n'
-		case 'r':
-			c = '\r'
-		case 't':
-			c = '\t'
-		case 'u':
-			r, _ := hex4(raw[i+1:])
-			i += 4
-			if utf16.IsSurrogate(r) {
-				low := rune(-1)
-				if i+2 < len(raw) && raw[i+1] == '\\' && raw[i+2] == 'u' {
-					low, _ = hex4(raw[i+3:])
-				}
-				if r = utf16.DecodeRune(r, low); r != utf8.RuneError {
-					i += 6
-				}
-			}
-			dst = utf8.AppendRune(dst, r)
-			continue
-		}
-		dst = append(dst, c)
-	}
-	return dst
 }

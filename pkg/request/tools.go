@@ -5,144 +5,170 @@ package request
 import (
 	"strings"
 
-	"github.com/valyala/fastjson"
-
 	"github.com/shunt-lb/shunt/pkg/tokens"
 )
 
-// What a declared function costs beside its text, from OpenAI's cookbook ("How to count tokens with tiktoken").
+// What a declared function's parts cost OpenAI's models beside their text, from OpenAI's cookbook ("How to count tokens with
+// tiktoken").
 const (
-	functionTokens       = 7
-	functionTokensCL100k = 10 // models of cl100k_base
-	functionsEndTokens   = 12 // once, after all functions
-	propertiesTokens     = 3
-	propertyTokens       = 3
-	enumTokens           = -3
-	enumItemTokens       = 3
+	propertiesTokens = 3
+	propertyTokens   = 3
+	enumTokens       = -3
+	enumItemTokens   = 3
 )
 
-// declaredTools takes up the tools and functions that the model may call. A backend may render them in another way, most
-// often as JSON.
-func (p *Parser) declaredTools() {
-	for _, f := range [...]field{fieldTools, fieldFunctions} {
-		if raw := p.raw(f); !present(raw) {
+// tools counts the tools and functions that the model may call. They repeat with each turn of a conversation, so the count
+// is remembered by their bytes.
+func (f *Facts) tools(e *tokens.Encoder, family Family) (n tokens.Count) {
+	for _, field := range [...]field{fieldTools, fieldFunctions} {
+		raw := f.p.raw(field)
+		if !f.chat || len(raw) == 0 || raw[0] != '[' {
 			continue
 		}
-		for _, v := range p.tree(f).GetArray() {
-			p.tool(v)
+		known, key, ok := e.Lookup(raw, uint8(family))
+		if !ok {
+			w := toolWalk{p: f.p, framing: &framings[family]}
+			var whole bool
+			if known, whole = w.count(field, e); whole {
+				e.Remember(key, known)
+			}
 		}
+		n = n.Add(known)
 	}
-	if p.facts.functions > 0 {
-		p.facts.flat += functionsEndTokens
-	}
+	return n
 }
 
-func (p *Parser) tool(v *fastjson.Value) {
-	o := v.GetObject()
-	if o == nil {
+// toolWalk goes over the declared tools of one member.
+type toolWalk struct {
+	p         *Parser
+	framing   *framing
+	flat      int
+	functions int
+	hosted    bool // there is one of which only the server knows the prompt
+}
+
+// count counts a member's tools. whole reports whether all of their text was counted.
+func (w *toolWalk) count(f field, e *tokens.Encoder) (n tokens.Count, whole bool) {
+	p := w.p
+	scratch := len(p.scratch)
+	if m := &p.members[f]; m.unrecorded {
+		w.json(value{int32(m.start), int32(m.end), 0})
+	} else {
+		v := value{int32(m.start), int32(m.end), int32(m.tape)}
+		for c := p.array(v); p.next(&c); {
+			w.tool(c.v)
+		}
+		if w.framing.asJSON && w.functions > 0 {
+			clear(p.lines)
+			p.lines, w.flat = p.lines[:0], 0
+			w.json(v)
+		}
+	}
+	n = e.CountTexts(p.lines)
+	whole = !n.Estimated
+	n.Estimated = n.Estimated || w.hosted
+	n.Tokens += w.flat
+	if w.functions > 0 {
+		each := w.framing.perTool
+		if w.framing == &framings[OpenAI] && e.Name() == tokens.CL100kBase {
+			each = functionTokensCL100k
+		}
+		n.Tokens += w.framing.tools + each*w.functions
+	}
+	clear(p.lines)
+	p.lines, p.scratch = p.lines[:0], p.scratch[:scratch]
+	return n, whole
+}
+
+func (w *toolWalk) tool(v value) {
+	p := w.p
+	if p.kind(v) != '{' {
 		return
 	}
 	for _, wrapper := range [...]string{"function", "custom"} {
-		if inner := get(o, wrapper).GetObject(); inner != nil {
-			o = inner
+		if inner := p.find(v, wrapper); p.kind(inner) == '{' {
+			v = inner
 			break
 		}
 	}
-	name := stringOf(get(o, "name"))
+	name := p.stringOf(p.find(v, "name"))
 	if name == "" {
-		return // a hosted tool, of which only the server knows the prompt
+		w.hosted = true
+		return
 	}
-	p.facts.functions++
-	p.line(name, strings.TrimSuffix(stringOf(get(o, "description")), "."))
+	w.functions++
+	w.line(name, strings.TrimSuffix(p.stringOf(p.find(v, "description")), "."))
 	for _, key := range [...]string{"parameters", "input_schema"} {
-		p.schema(get(o, key))
+		w.schema(p.find(v, key))
 	}
-}
-
-// get returns an object's member, the last one of that name.
-func get(o *fastjson.Object, name string) (value *fastjson.Value) {
-	o.Visit(func(key []byte, v *fastjson.Value) {
-		if string(key) == name {
-			value = v
-		}
-	})
-	return value
 }
 
 // schema takes up a JSON schema's properties, those of schemas within it too.
-func (p *Parser) schema(v *fastjson.Value) {
-	o := v.GetObject()
-	if o == nil {
-		return
-	}
-	if properties := get(o, "properties").GetObject(); properties != nil && properties.Len() > 0 {
-		p.facts.flat += propertiesTokens
-		properties.Visit(func(key []byte, v *fastjson.Value) {
-			p.property(view(key), v)
-		})
-	}
-	p.schema(get(o, "items"))
-	for _, key := range [...]string{"anyOf", "oneOf", "allOf"} {
-		for _, v := range get(o, key).GetArray() {
-			p.schema(v)
-		}
-	}
-	for _, key := range [...]string{"$defs", "definitions"} {
-		if defs := get(o, key).GetObject(); defs != nil {
-			defs.Visit(func(_ []byte, v *fastjson.Value) { p.schema(v) })
+func (w *toolWalk) schema(v value) {
+	p := w.p
+	for c := p.object(v); p.nextMember(&c); {
+		switch key := c.key; {
+		case p.is(key, "properties"):
+			in := p.object(c.v)
+			first := true
+			for p.nextMember(&in) {
+				if first {
+					w.flat += propertiesTokens
+					first = false
+				}
+				w.property(p.decode(in.key), in.v)
+			}
+		case p.is(key, "items"):
+			w.schema(c.v)
+		case p.is(key, "anyOf"), p.is(key, "oneOf"), p.is(key, "allOf"):
+			for in := p.array(c.v); p.next(&in); {
+				w.schema(in.v)
+			}
+		case p.is(key, "$defs"), p.is(key, "definitions"):
+			for in := p.object(c.v); p.nextMember(&in); {
+				w.schema(in.v)
+			}
 		}
 	}
 }
 
-func (p *Parser) property(name string, v *fastjson.Value) {
-	p.facts.flat += propertyTokens
-	o := v.GetObject()
-	if o == nil {
-		p.found(name)
+func (w *toolWalk) property(name string, v value) {
+	p := w.p
+	w.flat += propertyTokens
+	if p.kind(v) != '{' {
+		w.text(tokens.Text{S: name})
 		return
 	}
-	if enum := get(o, "enum").GetArray(); enum != nil {
-		p.facts.flat += enumTokens
-		for _, item := range enum {
-			p.facts.flat += enumItemTokens
-			p.json(item)
+	if enum := p.find(v, "enum"); p.kind(enum) == '[' {
+		w.flat += enumTokens
+		for c := p.array(enum); p.next(&c); {
+			w.flat += enumItemTokens
+			if p.kind(c.v) == '"' {
+				w.text(p.textOf(c.v))
+			} else {
+				w.json(c.v)
+			}
 		}
 	}
-	p.line(name, stringOf(get(o, "type")), strings.TrimSuffix(stringOf(get(o, "description")), "."))
-	p.schema(v)
+	w.line(name, p.stringOf(p.find(v, "type")), strings.TrimSuffix(p.stringOf(p.find(v, "description")), "."))
+	w.schema(v)
+}
+
+func (w *toolWalk) text(t tokens.Text) { w.p.lines = append(w.p.lines, t) }
+
+func (w *toolWalk) json(v value) {
+	w.text(tokens.Text{S: view(w.p.body[v.start:v.end]), Form: tokens.JSONValue})
 }
 
 // line takes up words joined by colons as one text.
-func (p *Parser) line(words ...string) {
+func (w *toolWalk) line(words ...string) {
+	p := w.p
 	start := len(p.scratch)
-	for i, w := range words {
+	for i, word := range words {
 		if i > 0 {
 			p.scratch = append(p.scratch, ':')
 		}
-		p.scratch = append(p.scratch, w...)
+		p.scratch = append(p.scratch, word...)
 	}
-	p.found(view(p.scratch[start:]))
-}
-
-// PromptTokens counts what the model will have to read, in the encoding of the request's model.
-//
-// Text is counted as it is; a chat's framing and the declared functions as OpenAI's cookbook documents them (3 tokens a
-// message, 1 a name, 3 for the answer's start); token ids as their number. An image counts 765 tokens, or 85 at low
-// detail; audio 500, video 2,000, a file or document 1,500. Estimated is true where any of the count is not the encoding's
-// own: media, members too large to walk, and the cases of package tokens.
-func (f *Facts) PromptTokens(c *tokens.Counter) tokens.Count {
-	return f.PromptTokensIn(c.For(f.Model))
-}
-
-// PromptTokensIn is PromptTokens in a given encoding.
-func (f *Facts) PromptTokensIn(e *tokens.Encoder) tokens.Count {
-	n := e.CountAll(f.texts)
-	n.Tokens += f.ids + f.flat + (f.unwalked+3)/4
-	if e.Name() == tokens.CL100kBase {
-		n.Tokens += functionTokensCL100k * f.functions
-	} else {
-		n.Tokens += functionTokens * f.functions
-	}
-	n.Estimated = n.Estimated || f.unwalked > 0 || f.mediaParts > 0
-	return n
+	w.text(tokens.Text{S: view(p.scratch[start:])})
 }

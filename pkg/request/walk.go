@@ -3,168 +3,166 @@
 package request
 
 import (
-	"strings"
+	"bytes"
 
-	"github.com/valyala/fastjson"
+	"github.com/shunt-lb/shunt/pkg/tokens"
 )
 
-// Tokens that are not text: the chat format's own, as OpenAI's cookbook documents them, and flat figures for media.
+// Tokens of media other than images, as flat figures.
 const (
-	messageTokens = 3 // around each message
-	roleTokens    = 1 // each of the usual roles is one token
-	nameTokens    = 1
-	replyTokens   = 3 // the start of the answer
-
-	imageTokens    = 765 // 1,024 x 1,024 pixels at high detail
-	lowImageTokens = 85
-	audioTokens    = 500  // about a minute
-	videoTokens    = 2000 // a few frames a second for some seconds
-	fileTokens     = 1500 // about three pages
+	audioTokens = 500  // about a minute
+	videoTokens = 2000 // a few frames a second for some seconds
+	fileTokens  = 1500 // about three pages
 )
 
 // node is what matters of an object in a prompt: a message, an item, a part of a content, a call.
 type node struct {
-	kind, role, name                                   *fastjson.Value
-	content, text, output, refusal, thinking           *fastjson.Value
-	reasoning, summary, title, context                 *fastjson.Value
-	toolCalls, functionCall, function, custom          *fastjson.Value
-	arguments, input                                   *fastjson.Value
-	imageURL, detail, source, data, file, audio, video *fastjson.Value
+	kind, role, name                                   value
+	content, text, output, refusal, thinking           value
+	reasoning, summary, title, context                 value
+	toolCalls, functionCall, function, custom          value
+	arguments, input                                   value
+	imageURL, detail, source, data, file, audio, video value
 }
 
 // read collects an object's members. Of a repeated one the last counts, as with most backends.
-func read(o *fastjson.Object) node {
-	var n node
-	o.Visit(func(key []byte, v *fastjson.Value) {
+func (p *Parser) read(v value, n *node) {
+	*n = node{}
+	for c := p.object(v); p.nextMember(&c); {
+		key := c.key
+		if bytes.IndexByte(key, '\\') >= 0 {
+			s := p.unescapedKey(key)
+			key = append(p.key[:0], s...)
+			p.key = key
+		}
 		switch string(key) {
 		case "type":
-			n.kind = v
+			n.kind = c.v
 		case "role":
-			n.role = v
+			n.role = c.v
 		case "name":
-			n.name = v
+			n.name = c.v
 		case "content":
-			n.content = v
+			n.content = c.v
 		case "text":
-			n.text = v
+			n.text = c.v
 		case "output":
-			n.output = v
+			n.output = c.v
 		case "refusal":
-			n.refusal = v
+			n.refusal = c.v
 		case "thinking":
-			n.thinking = v
+			n.thinking = c.v
 		case "reasoning_content", "reasoning":
-			n.reasoning = v
+			n.reasoning = c.v
 		case "summary":
-			n.summary = v
+			n.summary = c.v
 		case "title":
-			n.title = v
+			n.title = c.v
 		case "context":
-			n.context = v
+			n.context = c.v
 		case "tool_calls":
-			n.toolCalls = v
+			n.toolCalls = c.v
 		case "function_call":
-			n.functionCall = v
+			n.functionCall = c.v
 		case "function":
-			n.function = v
+			n.function = c.v
 		case "custom":
-			n.custom = v
+			n.custom = c.v
 		case "arguments":
-			n.arguments = v
+			n.arguments = c.v
 		case "input":
-			n.input = v
+			n.input = c.v
 		case "image_url":
-			n.imageURL = v
+			n.imageURL = c.v
 		case "detail":
-			n.detail = v
+			n.detail = c.v
 		case "source":
-			n.source = v
+			n.source = c.v
 		case "data":
-			n.data = v
+			n.data = c.v
 		case "file", "file_data", "file_url", "file_id":
-			n.file = v
+			n.file = c.v
 		case "input_audio", "audio_url":
-			n.audio = v
+			n.audio = c.v
 		case "video_url":
-			n.video = v
+			n.video = c.v
 		}
-	})
-	return n
+	}
 }
-
-// stringOf returns a string's text, "" for everything else. It may be called on nil.
-func stringOf(v *fastjson.Value) string { return view(v.GetStringBytes()) }
 
 // found takes up one text of the prompt.
-func (p *Parser) found(text string) {
-	if text == "" {
+func (p *Parser) found(t tokens.Text) {
+	if t.S == "" {
 		return
 	}
-	p.facts.texts = append(p.facts.texts, text)
+	if len(p.facts.texts) == maxTexts {
+		p.facts.unwalked += len(t.S)
+		return
+	}
+	p.facts.texts = append(p.facts.texts, t)
 	if p.hashing {
-		p.hashText(text)
-		p.hashed += len(text)
+		p.hashText(t)
+		p.hashed += len(t.S)
 	}
 }
 
-// media takes up a part that is not text. Its data is not looked at, but that different pictures make different
+// media takes up a part that is neither text nor an image. Its data is not looked at, but that different ones make different
 // conversations.
-func (p *Parser) media(tokens int, identity *fastjson.Value) {
-	p.facts.flat += tokens
+func (p *Parser) media(tokens int, identity value) {
+	p.facts.media += tokens
 	p.facts.mediaParts++
+	p.identify(identity)
+}
+
+// identify takes up what tells a picture or a file from others: the ends of its data.
+func (p *Parser) identify(v value) {
 	if !p.hashing {
 		return
 	}
-	s := stringOf(identity)
-	if s == "" && identity != nil && identity.Type() == fastjson.TypeObject {
-		identity.GetObject().Visit(func(_ []byte, v *fastjson.Value) {
-			if t := stringOf(v); len(t) > len(s) {
-				s = t
-			}
-		})
+	s := p.inner(v)
+	for c := p.object(v); p.nextMember(&c); {
+		if t := p.inner(c.v); len(t) > len(s) {
+			s = t
+		}
 	}
 	const edge = 512
-	p.hashText(s[:min(len(s), edge)])
-	p.hashText(s[len(s)-min(len(s), edge):])
+	p.hashBytes(s[:min(len(s), edge)])
+	p.hashBytes(s[len(s)-min(len(s), edge):])
 	p.hashed += 1 + len(s)
 }
 
 // systemPrompt takes up a system prompt that stands beside the messages: a string or a list of parts.
 func (p *Parser) systemPrompt(f field) {
-	raw := p.raw(f)
-	if !present(raw) {
+	if !present(p.raw(f)) {
 		return
 	}
-	p.facts.flat += messageTokens + roleTokens
+	p.facts.messages++
 	p.hashing = true
-	if raw[0] == '"' {
-		p.found(p.longString(raw))
-	} else {
-		p.content(p.tree(f))
+	if v, ok := p.member(f); ok {
+		p.content(v)
 	}
 	p.hashing = false
 }
 
 // conversation takes up a list of messages, or a string that stands for one user message.
 func (p *Parser) conversation(f field) {
-	raw := p.raw(f)
-	if !present(raw) {
+	if !present(p.raw(f)) {
 		return
 	}
-	if raw[0] == '"' {
-		p.facts.flat += messageTokens + roleTokens
+	v, ok := p.member(f)
+	switch {
+	case !ok:
+	case p.kind(v) == '"':
+		p.facts.messages++
 		p.startRole("user")
-		p.found(p.longString(raw))
+		p.content(v)
 		p.endRole("user")
-		return
-	}
-	v := p.tree(f)
-	if v.GetArray() == nil {
+	case p.kind(v) == '[':
+		for c := p.enter(v); p.next(&c); {
+			p.message(c.v)
+		}
+	default:
 		p.message(v)
-		return
-	}
-	for _, m := range v.GetArray() {
-		p.message(m)
 	}
 }
 
@@ -176,7 +174,7 @@ func (p *Parser) startRole(role string) {
 		p.hashing = !p.userSeen
 	}
 	if p.hashing {
-		p.hashText(role[:1])
+		p.hashString(role[:1])
 	}
 }
 
@@ -187,81 +185,83 @@ func (p *Parser) endRole(role string) {
 	}
 }
 
-func (p *Parser) message(v *fastjson.Value) {
-	o := v.GetObject()
-	if o == nil {
+func (p *Parser) message(v value) {
+	if p.kind(v) != '{' {
 		p.content(v)
 		return
 	}
-	n := read(o)
-	p.facts.flat += messageTokens
-	role := stringOf(n.role)
+	var n node
+	p.read(v, &n)
+	f := &p.facts
+	f.messages++
+	role := p.stringOf(n.role)
 	switch role {
-	case "system", "developer", "user", "assistant", "tool", "function", "":
-		p.facts.flat += roleTokens
-	default:
-		p.found(role)
-	}
-	if role == "" {
+	case "system", "developer", "user", "assistant", "tool", "function":
+	case "":
 		p.part(&n)
 		return
+	default:
+		f.oddRoles++
+		p.found(p.textOf(n.role))
 	}
 	p.startRole(role)
-	if name := stringOf(n.name); name != "" {
-		p.facts.flat += nameTokens
-		p.found(name)
+	if name := p.textOf(n.name); name.S != "" {
+		if len(f.names) < maxNames {
+			f.names = append(f.names, name)
+		}
+		if p.hashing {
+			p.hashText(name)
+		}
 	}
 	p.content(n.content)
-	p.found(stringOf(n.refusal))
-	p.found(stringOf(n.reasoning))
-	for _, c := range n.toolCalls.GetArray() {
-		p.facts.flat += messageTokens
-		p.call(c)
+	p.found(p.textOf(n.refusal))
+	p.found(p.textOf(n.reasoning))
+	for c := p.array(n.toolCalls); p.next(&c); {
+		f.calls++
+		p.call(c.v)
 	}
 	p.call(n.functionCall)
 	p.endRole(role)
 }
 
 // call takes up the call of a tool or function by the model.
-func (p *Parser) call(v *fastjson.Value) {
-	o := v.GetObject()
-	if o == nil {
+func (p *Parser) call(v value) {
+	if p.kind(v) != '{' {
 		return
 	}
-	n := read(o)
-	for _, inner := range [...]*fastjson.Value{n.function, n.custom} {
-		if o := inner.GetObject(); o != nil {
-			n = read(o)
+	var n node
+	p.read(v, &n)
+	for _, inner := range [...]value{n.function, n.custom} {
+		if p.kind(inner) == '{' {
+			p.read(inner, &n)
 			break
 		}
 	}
-	p.found(stringOf(n.name))
+	p.found(p.textOf(n.name))
 	p.json(n.arguments)
 	p.json(n.input)
 }
 
-// content takes up a content: null, a string, a part, or a list of these, at any depth.
-func (p *Parser) content(v *fastjson.Value) {
-	if v == nil {
-		return
-	}
-	switch v.Type() {
-	case fastjson.TypeString:
-		p.found(stringOf(v))
-	case fastjson.TypeArray:
-		for _, e := range v.GetArray() {
-			p.content(e)
-		}
-	case fastjson.TypeObject:
-		n := read(v.GetObject())
+// content takes up a content: null, a string, a part, or a list of these, at any depth: the scan has bounded it.
+func (p *Parser) content(v value) {
+	switch p.kind(v) {
+	case '"':
+		p.found(p.textOf(v))
+	case '{':
+		var n node
+		p.read(v, &n)
 		p.part(&n)
+	case '[':
+		for c := p.enter(v); p.next(&c); {
+			p.content(c.v)
+		}
 	}
 }
 
 // part takes up one typed part. Of an unknown type, only members that hold text by their name are read, so that
 // nobody's base64 is taken for text.
 func (p *Parser) part(n *node) {
-	switch stringOf(n.kind) {
+	switch p.stringOf(n.kind) {
 	case "image_url", "input_image", "image":
 		p.image(n)
 	case "input_audio", "audio_url", "audio":
@@ -271,51 +271,38 @@ func (p *Parser) part(n *node) {
 	case "file", "input_file", "container_upload":
 		p.media(fileTokens, n.file)
 	case "document":
-		p.found(stringOf(n.title))
-		p.found(stringOf(n.context))
+		p.found(p.textOf(n.title))
+		p.found(p.textOf(n.context))
 		p.document(n.source)
 	case "tool_use", "server_tool_use", "mcp_tool_use", "function_call", "custom_tool_call", "mcp_call":
-		p.found(stringOf(n.name))
+		p.found(p.textOf(n.name))
 		p.json(n.arguments)
 		p.json(n.input)
 		p.content(n.output)
 	case "redacted_thinking", "compaction", "item_reference":
 		// Opaque to everyone but the server.
+		p.facts.partial = true
+	case "reasoning":
+		p.facts.partial = true // most of it stays with the server, or is encrypted
+		fallthrough
 	default:
 		p.content(n.text)
 		p.content(n.content)
 		p.content(n.output)
 		p.content(n.summary)
-		p.found(stringOf(n.thinking))
-		p.found(stringOf(n.refusal))
+		p.found(p.textOf(n.thinking))
+		p.found(p.textOf(n.refusal))
 	}
-}
-
-func (p *Parser) image(n *node) {
-	detail, identity := stringOf(n.detail), n.imageURL
-	if o := n.imageURL.GetObject(); o != nil {
-		if d := stringOf(get(o, "detail")); d != "" {
-			detail = d
-		}
-		identity = get(o, "url")
-	}
-	if identity == nil {
-		identity = n.source
-	}
-	tokens := imageTokens
-	if strings.EqualFold(detail, "low") {
-		tokens = lowImageTokens
-	}
-	p.media(tokens, identity)
 }
 
 // document takes up the source of an Anthropic document: plain text, parts, or data that is not looked at.
-func (p *Parser) document(source *fastjson.Value) {
-	if o := source.GetObject(); o != nil {
-		n := read(o)
-		switch stringOf(n.kind) {
+func (p *Parser) document(source value) {
+	if p.kind(source) == '{' {
+		var n node
+		p.read(source, &n)
+		switch p.stringOf(n.kind) {
 		case "text":
-			p.found(stringOf(n.data))
+			p.found(p.textOf(n.data))
 			return
 		case "content":
 			p.content(n.content)
@@ -326,18 +313,13 @@ func (p *Parser) document(source *fastjson.Value) {
 }
 
 // json takes up a value as its JSON text, or a string as what it says.
-func (p *Parser) json(v *fastjson.Value) {
-	if v == nil {
-		return
-	}
-	switch v.Type() {
-	case fastjson.TypeNull:
-	case fastjson.TypeString:
-		p.found(stringOf(v))
+func (p *Parser) json(v value) {
+	switch p.kind(v) {
+	case 'n':
+	case '"':
+		p.found(p.textOf(v))
 	default:
-		start := len(p.scratch)
-		p.scratch = v.MarshalTo(p.scratch)
-		p.found(view(p.scratch[start:]))
+		p.found(tokens.Text{S: view(p.body[v.start:v.end]), Form: tokens.JSONValue})
 	}
 }
 
@@ -353,29 +335,25 @@ func (p *Parser) plainInput(f field) int {
 	if raw[0] == '[' && m.first != '-' && (m.first < '0' || m.first > '9') {
 		prompts = max(1, m.items)
 	}
-	switch {
-	case raw[0] == '"':
-		p.found(p.longString(raw))
-	case m.texts == 0:
+	if raw[0] != '"' && m.texts == 0 {
 		if raw[0] == '[' {
 			p.facts.ids += m.numbers
 		}
-	default:
-		p.plainTree(p.tree(f))
+		return prompts
+	}
+	if v, ok := p.member(f); ok {
+		p.plain(v)
 	}
 	return prompts
 }
 
-func (p *Parser) plainTree(v *fastjson.Value) {
-	if v == nil {
-		return
-	}
-	switch v.Type() {
-	case fastjson.TypeNumber:
+func (p *Parser) plain(v value) {
+	switch k := p.kind(v); {
+	case k == '-' || '0' <= k && k <= '9':
 		p.facts.ids++
-	case fastjson.TypeArray:
-		for _, e := range v.GetArray() {
-			p.plainTree(e)
+	case k == '[':
+		for c := p.enter(v); p.next(&c); {
+			p.plain(c.v)
 		}
 	default:
 		p.content(v)
