@@ -16,7 +16,7 @@ func (ex *exchange) describe() {
 	}
 	r := &ex.record
 	r.Method = methodName(ex.method)
-	r.Path = clip(string(ex.path), maxLoggedPath)
+	r.Path = clip(ex.set.paths.name(ex.path), maxLoggedPath)
 	r.RequestID = string(ex.id)
 }
 

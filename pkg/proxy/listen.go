@@ -50,7 +50,12 @@ func (l *listener) Accept() (net.Conn, error) {
 			l.s.shed(nc)
 			continue
 		}
-		return l.s.newClientConn(nc), nil
+		if c := l.s.newClientConn(nc); c != nil {
+			return c, nil
+		}
+		l.s.connections.Add(-1)
+		l.s.metrics.shed.Inc()
+		l.s.shed(nc)
 	}
 }
 
@@ -134,6 +139,7 @@ type clientConn struct {
 	ex   *exchange
 }
 
+// newClientConn returns nil if the client's address has as many connections as it may.
 func (s *Server) newClientConn(nc net.Conn) *clientConn {
 	c := &clientConn{Conn: nc, s: s, remote: addrPort(nc.RemoteAddr()), local: addrPort(nc.LocalAddr())}
 	c.address = c.remote.Addr().Unmap().WithZone("").String()
@@ -142,8 +148,16 @@ func (s *Server) newClientConn(nc net.Conn) *clientConn {
 			c.ctl = ctl
 		}
 	}
+	ip := c.remote.Addr()
+	limit := s.settings.Load().Limits.MaxPerClient
+	exempt := limit <= 0 || s.o.Ingress != nil && s.o.Ingress(ip)
 	s.connMu.Lock()
+	if !exempt && s.perIP[ip] >= limit {
+		s.connMu.Unlock()
+		return nil
+	}
 	s.conns[c] = struct{}{}
+	s.perIP[ip]++
 	s.connMu.Unlock()
 	s.watch.add(c)
 	return c
@@ -195,6 +209,11 @@ func (c *clientConn) release() error {
 	c.s.connMu.Lock()
 	_, mine := c.s.conns[c]
 	delete(c.s.conns, c)
+	if ip := c.remote.Addr(); mine {
+		if c.s.perIP[ip]--; c.s.perIP[ip] <= 0 {
+			delete(c.s.perIP, ip)
+		}
+	}
 	c.s.connMu.Unlock()
 	if !mine {
 		return net.ErrClosed

@@ -101,7 +101,7 @@ func unhex(c byte) (byte, bool) {
 
 // allowList decides which paths are served at all.
 type allowList struct {
-	exact    map[string]struct{}
+	exact    map[string]string
 	patterns [][]string // segments; "*" = any one, a last "**" = one or more
 }
 
@@ -109,7 +109,7 @@ func newAllowList(paths []string) (*allowList, error) {
 	if len(paths) == 0 {
 		paths = DefaultPaths
 	}
-	l := &allowList{exact: make(map[string]struct{}, len(paths))}
+	l := &allowList{exact: make(map[string]string, len(paths))}
 	for _, p := range paths {
 		clean, _, err := cleanPath([]byte(p), nil)
 		if err != nil || string(clean) != p {
@@ -130,7 +130,7 @@ func newAllowList(paths []string) (*allowList, error) {
 		if wild {
 			l.patterns = append(l.patterns, segments)
 		} else {
-			l.exact[p] = struct{}{}
+			l.exact[p] = p
 		}
 	}
 	return l, nil
@@ -146,6 +146,14 @@ func (l *allowList) allows(path []byte) bool {
 		}
 	}
 	return false
+}
+
+// name returns the path as a string that may be kept. The paths that are listed as such cost no allocation.
+func (l *allowList) name(path []byte) string {
+	if s, ok := l.exact[string(path)]; ok {
+		return s
+	}
+	return string(path)
 }
 
 func matchSegments(pattern []string, rest []byte) bool {

@@ -12,6 +12,8 @@
 // Hop-by-hop headers are dropped both ways; X-Forwarded-For is set to the peer's address, whatever it was; Forwarded and
 // the other X-Forwarded headers are dropped. A target must be a path (no absolute form).
 //
+// A client that closes its sending side has left: what is done for it ends at once.
+//
 // An answer that breaks off in mid-stream is never made to look whole: an event stream gets one error event, and then
 // the connection is closed without the last chunk.
 package proxy
@@ -22,6 +24,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
 	"sync"
@@ -41,6 +44,7 @@ type Limits struct {
 	MaxBody        int64 // bytes of a request's body; 32 MiB
 	MaxHeader      int   // bytes of a request's or an answer's header; 64 KiB. Fixed at New: each open connection has a buffer of that size
 	MaxConnections int   // client connections at a time; as many as file descriptors allow
+	MaxPerClient   int   // connections of one client address, other shunts' excepted; no limit
 	MinBodyRate    int   // bytes per second that a request's body must arrive with; 1 KiB
 	BodyMemory     int64 // bytes of all buffered request bodies; 1 GiB
 }
@@ -54,6 +58,7 @@ type Timeouts struct {
 	Body       time.Duration // in which MinBodyRate is measured; 10 s
 	KeepAlive  time.Duration // a client connection may wait for its next request; 75 s
 	Write      time.Duration // a client may take to accept a write; 2 min
+	Heartbeat  time.Duration // a comment is sent in an event stream that was quiet for so long; off
 	BackendUse time.Duration // a backend connection may be idle and used again; 4 s, as engines close theirs after 5
 }
 
@@ -117,6 +122,7 @@ type Server struct {
 
 	connMu sync.Mutex
 	conns  map[*clientConn]struct{}
+	perIP  map[netip.Addr]int
 
 	wait sync.WaitGroup
 	stop chan struct{}
@@ -139,7 +145,7 @@ func New(o Options) (*Server, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{o: o, logger: o.Logger, conns: map[*clientConn]struct{}{}, stop: make(chan struct{})}
+	s := &Server{o: o, logger: o.Logger, conns: map[*clientConn]struct{}{}, perIP: map[netip.Addr]int{}, stop: make(chan struct{})}
 	s.upstreams = &upstreams{tls: o.TLS, all: map[*fleet.Backend]*upstream{}}
 	s.exchanges.New = func() any { return newExchange(s) }
 	s.budget.init()
@@ -164,7 +170,7 @@ func New(o Options) (*Server, error) {
 		WriteBufferSize:               16 << 10,
 		ReadTimeout:                   set.Timeouts.Header,
 		IdleTimeout:                   set.Timeouts.KeepAlive,
-		MaxRequestBodySize:            1 << 62,
+		MaxRequestBodySize:            math.MaxInt,
 		Concurrency:                   1 << 30,
 		StreamRequestBody:             true,
 		DisablePreParseMultipartForm:  true,

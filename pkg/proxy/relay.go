@@ -52,6 +52,9 @@ func (ex *exchange) deliver(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	ex.dropBody()
+	if ex.eventStream && plain {
+		c.beat = ex.set.Timeouts.Heartbeat
+	}
 	size := -1
 	if h.length >= 0 && !ex.eventStream {
 		size = int(h.length)
@@ -163,6 +166,9 @@ func (ex *exchange) sawFirstByte() {
 func (ex *exchange) Read(p []byte) (int, error) {
 	if len(ex.lastPiece) == 0 {
 		piece, err := ex.reader.next()
+		for err == errBeat {
+			piece, err = ex.reader.next()
+		}
 		if len(piece) == 0 {
 			return 0, err
 		}
@@ -175,6 +181,10 @@ func (ex *exchange) Read(p []byte) (int, error) {
 
 // SupportsBodyWriteTo lets fasthttp use WriteTo.
 func (ex *exchange) SupportsBodyWriteTo() bool { return true }
+
+// heartbeat keeps middleboxes from dropping a quiet stream. It is a comment of one line: an empty line after it would end
+// an event, and some clients take that for one without data.
+const heartbeat = ": \n"
 
 var errAborted = errors.New("answer broken off")
 
@@ -203,6 +213,15 @@ func (ex *exchange) WriteTo(w io.Writer) (total int64, err error) {
 		}
 		switch {
 		case readErr == nil:
+		case readErr == errBeat:
+			if ex.meter.off || ex.meter.gap() != "" {
+				continue // never inside an event
+			}
+			if _, err := io.WriteString(w, heartbeat); err != nil {
+				ex.broke(OutcomeClientGone, "write to the client")
+				return total, err
+			}
+			total += int64(len(heartbeat))
 		case readErr == io.EOF:
 			ex.ended()
 			return total, nil

@@ -401,3 +401,84 @@ func TestLeastTokensAgainstRoundRobin(t *testing.T) {
 		})
 	}
 }
+
+// A quiet stream is kept alive by comments, which never stand within an event, and the clocks go on.
+func TestHeartbeat(t *testing.T) {
+	step := make(chan struct{})
+	e := newEngine(t, func(p *peer) {
+		p.request()
+		_ = p.send(streamHead)
+		for _, piece := range []string{"id: 7\n" + event("a"), `data: {"choi`, "ces\":[]}\n\n"} {
+			<-step
+			_ = p.send(chunk(piece))
+		}
+		<-step
+	})
+	f := startFront(t, newFleet(t, "least_tokens", e.url()), func(o *Options) {
+		o.Timeouts.Heartbeat = 20 * time.Millisecond
+		o.Timeouts.Idle = 400 * time.Millisecond
+	})
+	c := f.dial()
+	c.send(streamRequest)
+	r := c.head("POST")
+	read := func(want string) {
+		t.Helper()
+		b := make([]byte, len(want))
+		if _, err := io.ReadFull(r.Body, b); err != nil || string(b) != want {
+			t.Fatalf("%q %v, want %q", b, err, want)
+		}
+	}
+	read(heartbeat + heartbeat)
+	step <- struct{}{}
+	var got []byte
+	one := make([]byte, 1)
+	until := func(end string) {
+		t.Helper()
+		for !bytes.HasSuffix(got, []byte(end)) {
+			if _, err := io.ReadFull(r.Body, one); err != nil {
+				t.Fatalf("%q: %v", got, err)
+			}
+			got = append(got, one...)
+		}
+	}
+	until("id: 7\n" + event("a"))
+	until("\n\n" + heartbeat)
+	step <- struct{}{}
+	until(`data: {"choi`)
+	time.Sleep(100 * time.Millisecond) // beats would come here
+	step <- struct{}{}
+	read("ces\":[]}\n\n")
+	rest, err := io.ReadAll(r.Body)
+	if !errors.Is(err, io.ErrUnexpectedEOF) || !bytes.HasPrefix(rest, []byte(heartbeat)) || !bytes.Contains(rest, []byte("upstream_timeout")) {
+		t.Errorf("%q %v", rest, err)
+	}
+	close(step)
+}
+
+// Nothing of ours stands between a backend and as many streams as it can bear.
+func TestManyStreamsToOneBackend(t *testing.T) {
+	const n = 600
+	release := make(chan struct{})
+	e := newEngine(t, func(p *peer) {
+		p.request()
+		_ = p.send(streamHead + chunk(event("a")))
+		<-release
+		_ = p.send("0\r\n\r\n")
+	})
+	f := startFront(t, newFleet(t, "least_tokens", e.url()))
+	var held []*http.Response
+	for range n {
+		c := f.dial()
+		c.send(streamRequest)
+		held = append(held, c.head("POST"))
+	}
+	if b := f.fleet.Backends()[0]; b.Requests() != n {
+		t.Errorf("%d requests in flight, want %d", b.Requests(), n)
+	}
+	close(release)
+	for _, r := range held {
+		if b, err := io.ReadAll(r.Body); err != nil || string(b) != event("a") {
+			t.Fatalf("%q %v", b, err)
+		}
+	}
+}

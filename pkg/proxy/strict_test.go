@@ -7,8 +7,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
+	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -324,4 +327,57 @@ func TestBodyMemory(t *testing.T) {
 	close(release)
 	c.answer("POST").want(t, 200, "")
 	f.do(big).want(t, 200, "")
+}
+
+func TestConnectionsPerClient(t *testing.T) {
+	e := newEngine(t, echo)
+	var ingress atomic.Bool
+	f := startFront(t, newFleet(t, "least_tokens", e.url()), func(o *Options) {
+		o.Limits.MaxPerClient = 2
+		o.Ingress = func(netip.Addr) bool { return ingress.Load() }
+	})
+	for range 2 {
+		c := f.dial()
+		c.send(post(chatPath, chat("")))
+		c.answer("POST").want(t, 200, "")
+	}
+	c := f.dial()
+	if r := c.head("GET"); r.StatusCode != 503 {
+		t.Errorf("the third connection got %d", r.StatusCode)
+	}
+	ingress.Store(true)
+	f.do(post(chatPath, chat(""))).want(t, 200, "")
+}
+
+// failing is a listener that runs out of descriptors before it delivers a connection.
+type failing struct {
+	net.Listener
+	errors atomic.Int64
+}
+
+func (f *failing) Accept() (net.Conn, error) {
+	if f.errors.Add(-1) >= 0 {
+		return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", syscall.EMFILE)}
+	}
+	return f.Listener.Accept()
+}
+
+func TestAcceptSurvivesALackOfDescriptors(t *testing.T) {
+	served := make(chan error, 1)
+	t.Cleanup(func() { // after the front end's shutdown
+		if err := <-served; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	})
+	e := newEngine(t, echo)
+	f := startFront(t, newFleet(t, "least_tokens", e.url()))
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &failing{Listener: ln}
+	l.errors.Store(3)
+	go func() { served <- f.s.Serve(l) }()
+	f.addr = ln.Addr().String()
+	f.do(post(chatPath, chat(""))).want(t, 200, "")
 }

@@ -31,6 +31,7 @@ type upConn struct {
 	ctl   syscall.RawConn
 	probe func(fd uintptr)
 	alive bool // result of probe
+	peek  [1]byte
 
 	buf    []byte
 	r, w   int
@@ -39,12 +40,18 @@ type upConn struct {
 	spent  bool // not to be used again after this answer
 
 	idleLimit time.Duration // between bytes of the body; 0 while the clock of the first byte runs
+	beat      time.Duration // a read that waits so long ends with errBeat; 0 = never
+	deadline  time.Time     // the end of the wait for the first byte
 	armed     time.Time
+	heard     time.Time // of the last byte, where beats are asked for
 	idleSince time.Time
 }
 
 // more reads once into the free end of the buffer, which the caller provides.
 func (c *upConn) more() error {
+	if c.beat > 0 {
+		return c.moreOrBeat()
+	}
 	if c.idleLimit > 0 {
 		// Renewing at every read would cost a timer each; an eighth of the limit is precise enough.
 		if now := time.Now(); now.Sub(c.armed) > c.idleLimit/8 {
@@ -59,6 +66,40 @@ func (c *upConn) more() error {
 	c.got += int64(n)
 	if n > 0 {
 		return nil // an error comes again at the next read
+	}
+	return err
+}
+
+// errBeat ends a wait that is long, but not too long. Nothing was read, and the read may be tried again.
+var errBeat = errors.New("nothing came for a while")
+
+// moreOrBeat is more with an interruption at each beat.
+func (c *upConn) moreOrBeat() error {
+	now := time.Now()
+	end := c.deadline
+	if c.idleLimit > 0 {
+		if c.heard.IsZero() {
+			c.heard = now
+		}
+		end = c.heard.Add(c.idleLimit)
+	}
+	limit := now.Add(c.beat)
+	last := !limit.Before(end)
+	if last {
+		limit = end
+	}
+	if err := c.nc.SetReadDeadline(limit); err != nil {
+		return err
+	}
+	n, err := c.nc.Read(c.buf[c.w:])
+	c.w += n
+	c.got += int64(n)
+	switch {
+	case n > 0:
+		c.heard = time.Now()
+		return nil
+	case isTimeout(err) && !last:
+		return errBeat
 	}
 	return err
 }
@@ -255,7 +296,7 @@ func (u *upstreams) dial(ctx context.Context, up *upstream) (*upConn, error) {
 	if sc, ok := raw.(syscall.Conn); ok {
 		if ctl, err := sc.SyscallConn(); err == nil {
 			c.ctl = ctl
-			c.probe = func(fd uintptr) { c.alive = socketQuiet(fd) }
+			c.probe = func(fd uintptr) { c.alive = socketQuiet(fd, &c.peek) }
 		}
 	}
 	return c, nil
@@ -267,7 +308,9 @@ func (c *upConn) close() { c.raw.Close() }
 // arm sets both deadlines for sending a request and waiting for the answer's first byte.
 func (c *upConn) arm(firstByte time.Duration) error {
 	c.idleLimit, c.got, c.spent = 0, 0, false
-	return c.nc.SetDeadline(time.Now().Add(firstByte))
+	c.beat, c.heard = 0, time.Time{}
+	c.deadline = time.Now().Add(firstByte)
+	return c.nc.SetDeadline(c.deadline)
 }
 
 // flowing switches from the first byte's clock to the one between bytes.

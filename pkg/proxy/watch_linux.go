@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -109,9 +110,8 @@ func (w *watcher) run() {
 	}
 }
 
-// socketQuiet reports whether an idle socket is open and has nothing to read.
-func socketQuiet(fd uintptr) bool {
-	var b [1]byte
-	_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+// socketQuiet reports whether an idle socket is open and has nothing to read. The library's call would allocate.
+func socketQuiet(fd uintptr, b *[1]byte) bool {
+	_, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(b)), 1, unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
 	return err == unix.EAGAIN
 }
