@@ -29,11 +29,14 @@ var (
 // Defaults of Options.
 const (
 	DefaultMaxBytes     = 256 << 10
-	DefaultMaxRun       = 512
+	DefaultMaxRun       = 4096
 	DefaultCacheEntries = 1 << 16
 	DefaultLargeBytes   = 64 << 10
 	DefaultLargeWait    = 3 * time.Millisecond
 )
+
+// minRun is the least MaxRun: below it, cuts would make an estimate of common text.
+const minRun = 64
 
 // Options of New. The zero value is usable.
 type Options struct {
@@ -44,7 +47,7 @@ type Options struct {
 	Models map[string]string
 	// MaxBytes bounds the bytes that one call of CountAll encodes; 0 means DefaultMaxBytes, and the least is 4096.
 	MaxBytes int
-	// MaxRun is the length in bytes at which unbroken runs are cut; 0 means DefaultMaxRun.
+	// MaxRun is the length in bytes at which unbroken runs are cut; 0 means DefaultMaxRun, and the least is 64.
 	MaxRun int
 	// CacheEntries is the number of texts per encoding whose counts are remembered, 16 bytes each; rounded up to a
 	// power of two, 4 at least. 0 means DefaultCacheEntries, a negative number none.
@@ -109,6 +112,7 @@ func New(o Options) (*Counter, error) {
 	if o.MaxRun <= 0 {
 		o.MaxRun = DefaultMaxRun
 	}
+	o.MaxRun = max(o.MaxRun, minRun)
 	if o.CacheEntries == 0 {
 		o.CacheEntries = DefaultCacheEntries
 	}

@@ -147,17 +147,10 @@ func (s *sampler) result() Count {
 	return s.sum.Add(Count{Tokens: rest, Estimated: true})
 }
 
-// encode counts one text part by part, without any bound but that on runs.
+// encode counts one text without any bound but that on runs.
 func (e *Encoder) encode(text string) Count {
-	var c Count
-	for sp := (splitter{text: text, maxRun: e.maxRun}); ; {
-		part, cut := sp.next()
-		if part == "" {
-			return c
-		}
-		c.Tokens += e.eng.count(part)
-		c.Estimated = c.Estimated || cut
-	}
+	n, cut := e.eng.CountCut(text, e.maxRun)
+	return Count{Tokens: n, Estimated: cut}
 }
 
 // nextRune moves i forward to the start of a rune, or by the few bytes after which text is plainly not UTF-8.

@@ -7,42 +7,34 @@ import (
 
 	"github.com/pkoukk/tiktoken-go"
 	tiktokenloader "github.com/pkoukk/tiktoken-go-loader"
+
+	"github.com/shunt-lb/shunt/pkg/tokens/bpe"
 )
 
-// engine is the vocabulary's own count of a text. Its cost may grow with the square of the longest piece in the text, so
-// callers hand it cut text only.
+// engine is the vocabulary's own count of a text, with pieces cut every maxRun bytes; cut says that there was such a piece.
 type engine interface {
-	count(text string) int
+	CountCut(text string, maxRun int) (n int, cut bool)
 }
 
-// tiktokenEngine is the reference: exact, and slow (2 to 6 MB/s on one core, 1.2 allocations a byte).
-type tiktokenEngine struct{ t *tiktoken.Tiktoken }
-
-// count uses EncodeOrdinary only: Encode panics on a text that spells a special token, or rescans it each time.
-func (e tiktokenEngine) count(text string) int { return len(e.t.EncodeOrdinary(text)) }
-
-// offlineOnce replaces the library's loader, which would download over HTTP without a timeout or trust files under the
-// shared temporary directory.
-var offlineOnce = sync.OnceFunc(func() { tiktoken.SetBpeLoader(tiktokenloader.NewOfflineLoader()) })
-
-// The library builds its tables anew in each call, so they are kept here.
+// The tables are built on first use and shared by the whole process.
 var (
-	loadCL100k = sync.OnceValues(func() (engine, error) { return buildEngine(CL100kBase) })
-	loadO200k  = sync.OnceValues(func() (engine, error) { return buildEngine(O200kBase) })
+	loadCL100k = sync.OnceValues(func() (*bpe.Encoding, error) { return buildEngine(CL100kBase, bpe.CL100k) })
+	loadO200k  = sync.OnceValues(func() (*bpe.Encoding, error) { return buildEngine(O200kBase, bpe.O200k) })
 )
 
-func loadEngine(name string) (engine, error) {
+func loadEngine(name string) (*bpe.Encoding, error) {
 	if name == CL100kBase {
 		return loadCL100k()
 	}
 	return loadO200k()
 }
 
-func buildEngine(name string) (engine, error) {
-	offlineOnce()
-	t, err := tiktoken.GetEncoding(name)
+func buildEngine(name string, p bpe.Pattern) (*bpe.Encoding, error) {
+	// The library's own loader would download over HTTP without a timeout, or trust files in the shared temporary directory.
+	var loader tiktoken.BpeLoader = tiktokenloader.NewOfflineLoader()
+	ranks, err := loader.LoadTiktokenBpe(name + ".tiktoken")
 	if err != nil {
 		return nil, err
 	}
-	return tiktokenEngine{t}, nil
+	return bpe.New(ranks, p)
 }

@@ -80,7 +80,7 @@ func TestFormsDoNotMeetInTheCache(t *testing.T) {
 }
 
 func TestStats(t *testing.T) {
-	m := meter{noWork: true}
+	m := meter{}
 	e := newEncoder("test", &m, Options{MaxBytes: 64 << 10, MaxRun: DefaultMaxRun, CacheEntries: 64})
 	texts := []Text{{S: "hello, world"}, {S: "short"}, {}}
 	for range 3 {
@@ -99,7 +99,7 @@ func TestStats(t *testing.T) {
 }
 
 func TestCountTextsAllocations(t *testing.T) {
-	m := meter{noWork: true}
+	m := meter{}
 	e := newEncoder("test", &m, Options{MaxBytes: 64 << 10, MaxRun: DefaultMaxRun, CacheEntries: 64})
 	texts := []Text{{S: strings.Repeat("word ", 3000)}, {S: strings.Repeat(`a\nb `, 3000), Form: JSONString}}
 	if n := testing.AllocsPerRun(50, func() { e.CountTexts(texts) }); n != 0 {
@@ -140,7 +140,7 @@ func TestSample(t *testing.T) {
 		{"nothing but escapes", []Text{{S: strings.Repeat(`\u4e2d\u6587`, 50_000), Form: JSONString}}, 0.02},
 		{"nothing but backslashes", []Text{{S: strings.Repeat(`\\`, 300_000), Form: JSONString}}, 0.02},
 	} {
-		m, all := meter{noWork: true}, meter{noWork: true}
+		m, all := meter{}, meter{}
 		e := newEncoder("test", &m, Options{MaxBytes: maxBytes, MaxRun: DefaultMaxRun, CacheEntries: -1})
 		got := e.CountTexts(tc.texts)
 		total, want := 0, 0
@@ -187,7 +187,7 @@ func TestSampleGoesByBucket(t *testing.T) {
 		b.WriteString(block)
 		want += perToken(block)
 	}
-	m := meter{noWork: true, perToken: perToken}
+	m := meter{perToken: perToken}
 	e := newEncoder("test", &m, Options{MaxBytes: 128 << 10, MaxRun: math.MaxInt, CacheEntries: -1})
 	for i := range 60 { // it has seen such texts before
 		s := dense
@@ -231,7 +231,7 @@ func TestBuckets(t *testing.T) {
 // With every place for large counts taken, a large request is estimated at once and encodes nothing, and a small one is
 // counted as ever.
 func TestLargeCountsWaitForAPlace(t *testing.T) {
-	m := meter{noWork: true}
+	m := meter{}
 	e := newEncoder("test", &m, Options{MaxBytes: 1 << 20, MaxRun: DefaultMaxRun, CacheEntries: 64})
 	e.texts.gate = largeGate(Options{LargeBytes: 10_000, LargeCounts: 2, LargeWait: time.Nanosecond})
 	large := []Text{{S: strings.Repeat("some words ", 1000)}}
@@ -243,7 +243,7 @@ func TestLargeCountsWaitForAPlace(t *testing.T) {
 			t.Fatal("no place")
 		}
 	}
-	m = meter{noWork: true}
+	m = meter{}
 	other := []Text{{S: strings.Repeat("other words ", 1000)}}
 	got := e.CountTexts(other)
 	if !got.Estimated || m.calls != 0 {
