@@ -196,7 +196,6 @@ func (e *Encoding) segments(st *state, p string) (total int) {
 
 // segment counts what is merged as a whole.
 func (e *Encoding) segment(st *state, p string) int {
-	st.work++
 	n := len(p)
 	switch {
 	case n < 2:
@@ -212,19 +211,26 @@ func (e *Encoding) segment(st *state, p string) int {
 	case n <= 32:
 		return e.segmentLong(st, p)
 	}
+	st.work++
 	return e.merged(st, p)
 }
 
+// missShort counts a piece of up to 15 bytes that slot does not hold, and puts it there.
 func (e *Encoding) missShort(slot *shortEntry, st *state, p string, lo, hi uint64) int {
-	if len(p) <= 3 && lo&0x808080 == 0 {
-		return e.small.get(byte(lo), byte(lo>>8), byte(lo>>16), len(p))
-	}
-	if e.whole != nil {
-		if _, ok := e.whole[p]; ok {
-			return 1
+	st.work++
+	n := 1
+	switch {
+	case len(p) == 1:
+	case len(p) <= 3 && lo&0x808080 == 0:
+		n = e.small.get(byte(lo), byte(lo>>8), byte(lo>>16), len(p))
+	default:
+		if e.whole != nil {
+			if _, ok := e.whole[p]; ok {
+				break
+			}
 		}
+		n = e.merged(st, p)
 	}
-	n := e.merged(st, p)
 	slot.lo, slot.hi = lo, hi|uint64(n)<<countShift
 	return n
 }
@@ -237,6 +243,7 @@ func (e *Encoding) segmentLong(st *state, p string) int {
 	if slot.words == w && slot.value>>32 == uint64(n) {
 		return int(uint32(slot.value))
 	}
+	st.work++
 	c := e.merged(st, p)
 	slot.words, slot.value = w, uint64(n)<<32|uint64(c)
 	return c
@@ -251,7 +258,7 @@ const (
 )
 
 func shortHash(lo, hi uint64) uint64 {
-	return (lo*pairFactor ^ bits.RotateLeft64(hi*hashFactor, 32)) * hashFactor2 >> (64 - shortBits)
+	return (lo ^ hi*hashFactor) * pairFactor >> (64 - shortBits)
 }
 
 // pack puts 2 to 15 bytes into two words, little end first.

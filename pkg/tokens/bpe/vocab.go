@@ -24,6 +24,7 @@ type Encoding struct {
 	whole   map[string]struct{}
 	seams   seams
 	small   smallTable
+	ascii   *asciiTable
 
 	states sync.Pool
 }
@@ -203,6 +204,7 @@ func (b *builder) finish(tokens []string, ids []uint32) (*Encoding, error) {
 	e.length = slices.Clip(e.length)
 	e.seams = newSeams(tokens)
 	e.small = newSmallTable(tokens, e.whole)
+	e.ascii = newASCIITable(e.rules)
 	e.states.New = func() any { return newState() }
 	return e, nil
 }
