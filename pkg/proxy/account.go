@@ -5,6 +5,8 @@ package proxy
 import (
 	"strconv"
 	"time"
+
+	"github.com/shunt-lb/shunt/pkg/tokens"
 )
 
 const maxLoggedPath = 256
@@ -41,8 +43,8 @@ func (ex *exchange) account() {
 	now := time.Now()
 	fig := &ex.meter.scan.figures
 	prompt, output := ex.prompt, fig.output
-	if fig.prompt > 0 {
-		prompt = fig.prompt
+	if n := fig.wholePrompt(); n > 0 {
+		prompt = n
 	}
 	if output == 0 && ex.eventStream {
 		output = fig.tokens
@@ -66,6 +68,9 @@ func (ex *exchange) account() {
 		ex.stats.output.Add(float64(output))
 		if ex.query.OutputTokens > 0 && (fig.reported || ex.eventStream) {
 			ex.pool.ObserveOutput(output)
+		}
+		if ex.s.o.Calibration != nil && ex.exact && fig.wholePrompt() > 0 {
+			ex.s.o.Calibration.Observe(ex.pool.Name(), ex.label, ex.counted, fig.usage())
 		}
 		if ex.s.o.Tracker != nil && ex.key != 0 {
 			ex.s.o.Tracker.Observe(ex.key, prompt, output)
@@ -99,6 +104,14 @@ func (ex *exchange) account() {
 	r.BytesIn = max(r.BytesIn, int64(len(ex.body)))
 	r.BytesOut = ex.sent
 	ex.s.o.AccessLog(r)
+}
+
+// usage is what was reported of the prompt, as the calibration takes it.
+func (f *figures) usage() tokens.Usage {
+	if f.read+f.written > 0 {
+		return tokens.Usage{Prompt: f.prompt, Cached: f.read + f.written, Apart: true}
+	}
+	return tokens.Usage{Prompt: f.prompt, Cached: f.cached}
 }
 
 // finishReason returns a reason that is a plain word; an engine's text does not get into logs this way.

@@ -44,7 +44,9 @@ type exchange struct {
 	model     []byte
 	label     string // the model as configured, or "other"
 	maxTokens int64
-	prompt    int64 // counted
+	counted   int64 // tokens of the prompt
+	exact     bool  // counted is no estimate
+	prompt    int64 // counted, in the served model's own tokens
 	key       session.Key
 	source    string
 
@@ -168,6 +170,7 @@ func (ex *exchange) reset() {
 	ex.http10, ex.isHead, ex.bodyRead = false, false, false
 	ex.framing, ex.charged = framing{}, 0
 	ex.api, ex.label, ex.maxTokens, ex.prompt, ex.key, ex.source = 0, "", 0, 0, 0, ""
+	ex.counted, ex.exact = 0, false
 	ex.pool, ex.stats, ex.query, ex.ticket, ex.up, ex.conn = nil, nil, fleet.Query{}, nil, nil, nil
 	ex.head, ex.vec, ex.bufs, ex.writing, ex.attempts = responseHead{}, [2][]byte{}, nil, nil, 0
 	ex.saved = savedAnswer{}

@@ -48,7 +48,12 @@ func (ex *exchange) inspect() *apiError {
 	}
 	ex.maxTokens = facts.MaxTokens
 	if ex.s.o.Counter != nil {
-		ex.prompt = int64(facts.PromptTokens(ex.s.o.Counter).Tokens)
+		n := facts.PromptTokens(ex.s.o.Counter)
+		ex.counted, ex.exact = int64(n.Tokens), !n.Estimated
+		ex.prompt = ex.counted
+		if ex.s.o.Calibration != nil {
+			ex.prompt = ex.s.o.Calibration.Scale(ex.pool.Name(), ex.label, ex.counted)
+		}
 	}
 	if ex.set.Identifier != nil && (ex.needs(policy.Session) || ex.s.o.Pins != nil) {
 		key, source := ex.set.Identifier.Key(ex.header, facts)

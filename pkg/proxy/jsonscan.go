@@ -21,7 +21,7 @@ type jsonScan struct {
 	usage   int // the same for usage
 	number  int64
 	stack   [jsonDepth]jsonFrame
-	short   [24]byte // the name being read, or the head of a short string value
+	short   [32]byte // the name being read, or the head of a short string value
 
 	figures figures
 }
@@ -29,6 +29,7 @@ type jsonScan struct {
 // figures are what an answer says of itself, over all its documents.
 type figures struct {
 	prompt, output, cached int64 // tokens as reported; 0 = not reported
+	read, written          int64 // Anthropic's cached tokens, which are not part of prompt
 	reported               bool  // usage was there
 	tokens                 int64 // documents that carried generated text
 	failed                 bool  // a document was an error
@@ -36,6 +37,9 @@ type figures struct {
 	finish                 [24]byte
 	nfinish                uint8
 }
+
+// wholePrompt is the prompt's tokens as reported, those of the cache included.
+func (f *figures) wholePrompt() int64 { return f.prompt + f.read + f.written }
 
 const jsonDepth = 32 // containers below are counted, not told apart
 
@@ -65,6 +69,8 @@ const (
 	keyPrompt
 	keyOutput
 	keyCached
+	keyCacheRead
+	keyCacheWrite
 	keyResponse
 	keyError
 	keyCode
@@ -91,8 +97,12 @@ func keyOf(name []byte) jsonKey {
 		return keyPrompt
 	case "completion_tokens", "output_tokens":
 		return keyOutput
-	case "cached_tokens", "cache_read_input_tokens":
+	case "cached_tokens":
 		return keyCached
+	case "cache_read_input_tokens":
+		return keyCacheRead
+	case "cache_creation_input_tokens":
+		return keyCacheWrite
 	case "response":
 		return keyResponse
 	case "error":
@@ -348,6 +358,14 @@ func (s *jsonScan) numberDone() {
 	case keyCached:
 		if s.usage > 0 {
 			s.figures.cached = s.number
+		}
+	case keyCacheRead:
+		if s.usage == s.depth {
+			s.figures.cached, s.figures.read = s.number, s.number
+		}
+	case keyCacheWrite:
+		if s.usage == s.depth {
+			s.figures.written = s.number
 		}
 	case keyCode:
 		if s.depth == 2 && s.stack[1].key == keyError {

@@ -77,9 +77,11 @@ type Dynamic struct {
 type Options struct {
 	Dynamic
 	Fleet   *fleet.Fleet
-	Counter *tokens.Counter  // nil: prompts count as 0 tokens
-	Tracker *session.Tracker // nil: sessions have no home
-	Pins    *session.Pins    // nil: no steering
+	Counter *tokens.Counter // nil: prompts count as 0 tokens
+	// Calibration relates counts to the engines' own. nil: counts are taken as they are.
+	Calibration Calibration
+	Tracker     *session.Tracker // nil: sessions have no home
+	Pins        *session.Pins    // nil: no steering
 	// Needs says what a pool's policy must know of a request; nil: everything.
 	Needs func(pool string) policy.Needs
 	// TLS is the base of the configuration for https backends.
@@ -95,6 +97,15 @@ type Options struct {
 	PeerInfo func() []byte
 	// OnProbe is told of a shunt that asked there and means to steer to us.
 	OnProbe func(remote netip.Addr)
+}
+
+// Calibration learns what the engines of a pool count for what the Counter counts. The model is one that the pool lists, or
+// "other". It must be safe for concurrent use.
+type Calibration interface {
+	// Scale returns a counted prompt in the model's own tokens.
+	Scale(pool, model string, counted int64) int64
+	// Observe is told what an engine reported of a prompt that was counted whole, with no part of it estimated.
+	Observe(pool, model string, counted int64, u tokens.Usage)
 }
 
 var (
