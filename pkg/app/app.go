@@ -326,9 +326,9 @@ func (a *app) report(b *fleet.Backend, o proxy.Outcome) {
 		a.checker.Report(b, health.Answered)
 	case proxy.OutcomeTimeout:
 		a.checker.Report(b, health.Hung)
-	case proxy.OutcomeClientGone:
-		a.checker.Report(b, health.ClientGone)
-	default:
+	case proxy.OutcomeConnectFailed:
+		a.checker.Report(b, health.ConnectFailed)
+	case proxy.OutcomeUpstreamError:
 		a.checker.Report(b, health.ServerError)
 	}
 }

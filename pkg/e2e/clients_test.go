@@ -190,7 +190,7 @@ func TestCountWithoutNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{{"--model", "gpt-4o"}, {"--encoding", "cl100k_base"}, {"--model", "some-open-model"}} {
-		cmd := exec.Command(binary(t, "shunt", "SHUNT_BIN"), append(append([]string{"count"}, args...), text)...)
+		cmd := exec.Command(binary(t, "shunt"), append(append([]string{"count"}, args...), text)...)
 		out := &output{}
 		cmd.Stdout, cmd.Stderr = out, out
 		p, err := w.Clients[0].Start(cmd)

@@ -5,14 +5,12 @@
 package e2e
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -20,6 +18,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -43,32 +42,52 @@ func need(t testing.TB, err error) {
 	t.Skip(err.Error())
 }
 
-var build = sync.OnceValues(func() (dir string, err error) {
+// binaries is a folder with shunt and shuntsim: those that SHUNT_BIN and SHUNTSIM_BIN name, or built here. Every user can
+// run them there, whatever the folder that they came from allows.
+var binaries = sync.OnceValues(func() (dir string, err error) {
 	dir, err = os.MkdirTemp("", "shunt-e2e-")
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", "../../cmd/...")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return dir, fmt.Errorf("build binaries: %w\n%s", err, out)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return dir, err
+	}
+	for name, env := range map[string]string{"shunt": "SHUNT_BIN", "shuntsim": "SHUNTSIM_BIN"} {
+		to := filepath.Join(dir, name)
+		if from := os.Getenv(env); from != "" {
+			b, err := os.ReadFile(from)
+			if err != nil {
+				return dir, fmt.Errorf("copy %s: %w", env, err)
+			}
+			if err := os.WriteFile(to, b, 0o755); err != nil {
+				return dir, err
+			}
+			continue
+		}
+		cmd := exec.Command("go", "build", "-buildvcs=false", "-o", to, "../../cmd/"+name)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return dir, fmt.Errorf("build %s: %w\n%s", name, err, out)
+		}
 	}
 	return dir, nil
 })
 
+var binariesUsed atomic.Bool
+
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir, _ := build(); os.Getenv("SHUNT_BIN") == "" && dir != "" {
-		_ = os.RemoveAll(dir)
+	if binariesUsed.Load() {
+		if dir, _ := binaries(); dir != "" {
+			_ = os.RemoveAll(dir)
+		}
 	}
 	os.Exit(code)
 }
 
-func binary(t testing.TB, name, env string) string {
+func binary(t testing.TB, name string) string {
 	t.Helper()
-	if p := os.Getenv(env); p != "" {
-		return p
-	}
-	dir, err := build()
+	binariesUsed.Store(true)
+	dir, err := binaries()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +195,7 @@ func (w *world) engine(i int, args ...string) *proc {
 	w.t.Helper()
 	h := w.Engines[i]
 	args = append([]string{"engine", "--listen", "[::]:8000", "--name", engineName(i), "--speed", "50"}, args...)
-	p := w.start(h.Namespace, nil, binary(w.t, "shuntsim", "SHUNTSIM_BIN"), args...)
+	p := w.start(h.Namespace, nil, binary(w.t, "shuntsim"), args...)
 	wait(w.t, 20*time.Second, engineName(i)+" listens", func() bool {
 		c, err := h.Dial(context.Background(), "tcp", netip.AddrPortFrom(h.V4, 8000).String())
 		if err == nil {
@@ -251,7 +270,7 @@ func (w *world) launch(h *lab.Host, attr *syscall.SysProcAttr, config string) *d
 		w.t.Fatal(err)
 	}
 	d := &daemon{w: w, host: h, file: file}
-	d.proc = w.start(h.Namespace, attr, binary(w.t, "shunt", "SHUNT_BIN"), "serve", "--config", file)
+	d.proc = w.start(h.Namespace, attr, binary(w.t, "shunt"), "serve", "--config", file)
 	d.admin = httpClient(h.Namespace, false)
 	return d
 }
@@ -459,28 +478,7 @@ func (w *world) served(i int) []served {
 	return v.Requests
 }
 
-func (w *world) servedTotal() (n int) {
-	for i := range w.Engines {
-		n += len(w.served(i))
-	}
-	return n
-}
-
 // talk grows a conversation by one answered turn.
 func talk(history []message, answer, next string) []message {
 	return append(history, message{"assistant", answer}, message{"user", next})
-}
-
-// rawRequest writes bytes on a fresh connection and returns the connection with a reader.
-func rawRequest(t testing.TB, from *lab.Host, addr, request string) (net.Conn, *bufio.Reader) {
-	t.Helper()
-	c, err := from.Dial(context.Background(), "tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	if _, err := io.WriteString(c, request); err != nil {
-		t.Fatal(err)
-	}
-	return c, bufio.NewReader(c)
 }

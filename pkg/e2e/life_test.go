@@ -117,7 +117,7 @@ func TestStopAndCleanup(t *testing.T) {
 	if len(pins()) == 0 {
 		t.Fatal("the daemon left no pins: the maps are gone")
 	}
-	p := w.start(w.Balancer.Namespace, nil, binary(t, "shunt", "SHUNT_BIN"), "cleanup", "--bpffs", w.bpffs)
+	p := w.start(w.Balancer.Namespace, nil, binary(t, "shunt"), "cleanup", "--bpffs", w.bpffs)
 	if err := p.Wait(); err != nil {
 		t.Fatalf("cleanup: %v\n%s", err, p.out)
 	}

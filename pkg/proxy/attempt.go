@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/shunt-lb/shunt/pkg/fleet"
@@ -58,11 +59,7 @@ func (ex *exchange) run(ctx *fasthttp.RequestCtx) {
 			ex.fail(ctx, errUpstreamTimeout, OutcomeTimeout, err)
 			return
 		}
-		outcome := OutcomeUpstreamError
-		if isTimeout(err) {
-			outcome = OutcomeTimeout
-		}
-		ex.report(outcome)
+		ex.report(attemptOutcome(err))
 		last, lastAnswer = err, answerFor(err)
 		if answered || !ex.mayRetry() {
 			ex.giveUp(ctx, nil, last, lastAnswer)
@@ -70,6 +67,22 @@ func (ex *exchange) run(ctx *fasthttp.RequestCtx) {
 		}
 		ex.next()
 	}
+}
+
+// attemptOutcome classifies an attempt that brought no answer.
+func attemptOutcome(err error) Outcome {
+	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL} {
+		if errors.Is(err, e) {
+			return OutcomeLocalFault
+		}
+	}
+	switch {
+	case errors.Is(err, errNoConnection):
+		return OutcomeConnectFailed
+	case isTimeout(err):
+		return OutcomeTimeout
+	}
+	return OutcomeUpstreamError
 }
 
 // picked notes the backend as the session's and as tried.

@@ -92,6 +92,7 @@ type Options struct {
 	// Ingress reports whether connections from the address were steered here by another shunt.
 	Ingress func(netip.Addr) bool
 	// Report is told how each attempt ended, for passive health. An answer of any status but 500, 502 and 504 is OK.
+	// OutcomeClientGone and OutcomeLocalFault say nothing of the backend.
 	Report func(*fleet.Backend, Outcome)
 	// PeerInfo returns the JSON of GET /.well-known/shunt. nil: the path is not served.
 	PeerInfo func() []byte

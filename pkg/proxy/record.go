@@ -14,9 +14,11 @@ const (
 	OutcomeUpstreamError                // the backend failed: connection, framing, status 5xx, error event in a stream
 	OutcomeTimeout                      // the backend was too slow: connect, first byte, between bytes
 	OutcomeLocalReject                  // answered by the proxy itself
+	OutcomeConnectFailed                // of an attempt: no connection to the backend
+	OutcomeLocalFault                   // of an attempt: this host has no descriptor, port or memory for a connection
 )
 
-var outcomeNames = [...]string{"ok", "client_gone", "upstream_error", "timeout", "local_reject"}
+var outcomeNames = [...]string{"ok", "client_gone", "upstream_error", "timeout", "local_reject", "connect_failed", "local_fault"}
 
 func (o Outcome) String() string { return outcomeNames[min(int(o), len(outcomeNames)-1)] }
 

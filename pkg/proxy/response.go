@@ -82,11 +82,10 @@ func (c *upConn) headEnd(limit int) (int, error) {
 }
 
 var (
-	crlf2     = []byte("\r\n\r\n")
-	http11    = []byte("HTTP/1.1 ")
-	http10    = []byte("HTTP/1.0 ")
-	crlf      = []byte("\r\n")
-	lastChunk = []byte("0\r\n\r\n")
+	crlf2  = []byte("\r\n\r\n")
+	http11 = []byte("HTTP/1.1 ")
+	http10 = []byte("HTTP/1.0 ")
+	crlf   = []byte("\r\n")
 )
 
 func parseHead(block []byte, h *responseHead) error {

@@ -5,10 +5,13 @@ package proxy
 import (
 	"crypto/sha256"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -187,6 +190,34 @@ func TestBusyBackends(t *testing.T) {
 	}
 	if _, ok := reports.Load(OutcomeTimeout); ok {
 		t.Error("a timeout was reported")
+	}
+}
+
+// What an attempt tells of a backend's health: no connection is not an error of the server, and what this host lacks is
+// nobody's fault.
+func TestAttemptOutcome(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want Outcome
+	}{
+		{fmt.Errorf("%w to backend: %w", errNoConnection, syscall.ECONNREFUSED), OutcomeConnectFailed},
+		{fmt.Errorf("%w to backend: %w", errNoConnection, os.ErrDeadlineExceeded), OutcomeConnectFailed},
+		{fmt.Errorf("%w to backend: %w", errNoConnection, syscall.EMFILE), OutcomeLocalFault},
+		{fmt.Errorf("%w to backend: %w", errNoConnection, syscall.EADDRNOTAVAIL), OutcomeLocalFault},
+		{io.ErrUnexpectedEOF, OutcomeUpstreamError},
+		{os.ErrDeadlineExceeded, OutcomeTimeout},
+	} {
+		if got := attemptOutcome(tt.err); got != tt.want {
+			t.Errorf("%v: %v, want %v", tt.err, got, tt.want)
+		}
+	}
+	var got sync.Map
+	f := startFront(t, newFleet(t, "round_robin", "http://127.0.0.1:1"), func(o *Options) {
+		o.Report = func(_ *fleet.Backend, oc Outcome) { got.Store(oc, true) }
+	})
+	f.do(post(chatPath, chat(""))).want(t, 502, "")
+	if _, ok := got.Load(OutcomeConnectFailed); !ok {
+		t.Error("a refused connection was not reported as one")
 	}
 }
 

@@ -122,9 +122,8 @@ type upstreams struct {
 	tls       *tls.Config
 	idleLimit atomic.Int64 // ns
 
-	mu   sync.RWMutex
-	all  map[*fleet.Backend]*upstream
-	shut bool
+	mu  sync.RWMutex
+	all map[*fleet.Backend]*upstream
 }
 
 func (u *upstreams) get(b *fleet.Backend) (*upstream, error) {
