@@ -28,10 +28,10 @@ UNIT  = $(shell $(GO) list ./... | grep -v /pkg/e2e)
 RACE  = $(shell $(GO) list ./pkg/... | grep -v -e /pkg/e2e -e /pkg/house)
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate test race e2e bench soak lint demo clean
+.PHONY: help build generate test race e2e bench bench-datapath soak lint demo clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build the static binaries bin/shunt and bin/shuntsim
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
@@ -56,6 +56,9 @@ e2e: build ## run the end-to-end tests only, talking
 
 bench: ## run the benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem -p 1 ./pkg/...
+
+bench-datapath: ## time the kernel program by itself, each row against an empty one in the same run (needs root)
+	$(GO) test -run '^$$' -bench '^BenchmarkDatapath$$' -benchtime 15x -timeout 20m ./pkg/datapath
 
 soak: build ## run the long tests at full length
 	SHUNT_SOAK=1 $(GO) run ./scripts/testsum -count=1 -p 1 -timeout 3h -run 'Soak' ./pkg/...

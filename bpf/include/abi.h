@@ -13,11 +13,13 @@
 #include <linux/types.h>
 
 enum shunt_sizes {
-	SHUNT_ABI = 1, /* part of the pin directory's name; raised by every change of this file that changes a map */
+	SHUNT_ABI = 2, /* part of the pin directory's name; raised by every change of this file that changes a map */
 	SHUNT_MAX_BACKENDS = 1024, /* ids 1..1023; 0 means none */
 	SHUNT_MAX_VIPS = 64,
 	SHUNT_MAX_SESSIONS = 65536,
-	SHUNT_MAX_FLOWS = 262144, /* entries; a connection has two */
+	SHUNT_MAX_FLOWS = 262144, /* IPv4 entries; a connection has two (one with dsr) */
+	SHUNT_MAX_FLOWS6 = 131072, /* IPv6 entries */
+	SHUNT_TICK_SHIFT = 20, /* a tick is 2^20 ns */
 	SHUNT_EVENTS_BYTES = 1 << 20,
 	SHUNT_NAME_LEN = 32,
 };
@@ -49,6 +51,8 @@ enum shunt_flow_flags {
 	SHUNT_FLOW_CLOSED = 1 << 9,  /* accounts settled (charge, flow count, open count); whoever sets it does it */
 	SHUNT_FLOW_DEAD = 1 << 10,   /* about to be deleted, by whoever set this */
 	SHUNT_FLOW_HELD = 1 << 11,   /* reverse entry without its forward entry: only holds the NAT port */
+	SHUNT_FLOW_KILLED = 1 << 12, /* ended by the daemon: each packet is answered with a RST; in both entries */
+	SHUNT_FLOW_DSR = 1 << 13,    /* forward entry alone; the backend answers the client itself */
 };
 
 struct config {
@@ -60,7 +64,11 @@ struct config {
 	__u32 sample;            /* 1 of this many connections of a pinned address passes to the L7; 0 = none */
 	__u32 flows_per_session; /* open flows allowed to an address: flows_per_session * sessions + flows_slack */
 	__u32 flows_slack;       /* both 0 = no bound */
-	__u32 pad;
+	__u32 decay_s;           /* an open flow that moves no bytes for so long charges nothing; 0 = it keeps its charge */
+	__u64 client_every_ns;   /* new flows of one client address: one in so long, */
+	__u64 client_burst_ns;   /* after a burst of client_burst_ns / client_every_ns; every 0 = no bound */
+	__u64 vip_every_ns;      /* likewise of one VIP */
+	__u64 vip_burst_ns;
 };
 
 struct vip_key {
@@ -108,7 +116,18 @@ struct admin_word {
 };
 
 struct epoch {
-	__u64 value;
+	__u32 value;
+	__u32 kill; /* 1 = the backend's open flows are to be ended; set before value is raised */
+};
+
+/* What the kernel knows of a VIP. */
+struct vip_use {
+	__u64 rate_ns; /* when the next new flow would be due at the bounded rate */
+};
+
+/* One bit a destination port: those of VIPs and of NAT. A packet to another one is nobody's. */
+struct ports_map {
+	__u64 bits[1024];
 };
 
 struct session_key {
@@ -140,8 +159,10 @@ struct session_use {
 	__u32 seed;         /* random, set when the record is made */
 	__u32 sampled;      /* connections passed to the L7 as samples */
 	__u64 failed_ns;    /* last connect that the backend refused or left unanswered: a static pin rests for a while */
+	__u64 rate_ns;      /* when the next new flow of the address would be due at the bounded rate */
 };
 
+/* A packet's tuple in the programs, and the key of IPv6 flows. */
 struct flow_key {
 	__u8 src[16];
 	__u8 dst[16];
@@ -149,32 +170,45 @@ struct flow_key {
 	__u16 dport;
 };
 
+/* The key of IPv4 flows: hashing twelve bytes costs a third of hashing thirty-six. */
+struct flow_key4 {
+	__u8 src[4];
+	__u8 dst[4];
+	__u16 sport;
+	__u16 dport;
+};
+
+/* Two cache lines. All that a packet of an open flow needs is in the first; with a key of twelve bytes it is a line of
+ * its own in the table too. */
 struct flow {
-	__u8 src[16];       /* the packet as it leaves */
-	__u8 dst[16];
+	__u8 src4[4];       /* the packet as it leaves; IPv6 below */
+	__u8 dst4[4];
 	__u16 sport;
 	__u16 dport;
 	__u32 oif;
 	__u8 dst_mac[6];
 	__u8 src_mac[6];
-	__u8 peer_mac[6];   /* who sends us this direction's packets; a forward entry compares it to relearn the client's side */
 	__u16 l3_diff;      /* what the rewrite adds to the IPv4 header's sum and to TCP's (RFC 1624, network order) */
 	__u16 l4_diff;
-	__u16 pad;
-	__u32 iif;          /* where this direction's packets come in */
-	__u32 backend;
-	__u32 vip_id;
+	__u16 backend;
+	__u16 vip_id;
+	__u32 peer;         /* of a forward entry: a hash of the interface and MAC that its packets come from */
 	__u32 flags;        /* enum shunt_flow_flags, by fetch_or; shared ones in the forward entry only */
 	__u32 ack;          /* last acknowledgement seen in this direction */
-	__u32 fin;          /* forward entry: what acknowledges the client's FIN */
-	__u32 generation;   /* of the backend when the flow was opened */
-	__u32 pad2;
-	__s64 charge;       /* tokens charged to the backend; given back by exchange with 0 */
-	__u64 epoch;        /* of the backend when oif and the MACs were read */
+	__u32 epoch;        /* of the backend when oif and the MACs were read */
+	__u32 last;         /* packet, in ticks (SHUNT_TICK_SHIFT), modulo 2^32; at most one write a second */
+	__u32 bytes;        /* modulo 2^32 */
+	__u32 packets;      /* modulo 2^32 */
+
+	__u8 src[16];       /* as src4 and dst4, of both families */
+	__u8 dst[16];
 	__u64 created_ns;
-	__u64 last_ns;      /* at most one write a second */
-	__u64 packets;
-	__u64 bytes;
+	__u32 charge;       /* tokens charged to the backend; given back by exchange with 0 */
+	__u32 tokens;       /* what one request of this connection charges */
+	__u32 bytes_high;   /* how often bytes began anew */
+	__u32 fin;          /* forward entry: what acknowledges the client's FIN; dsr: the client's next sequence number */
+	__u32 seen;         /* bytes at the last sweep */
+	__u32 answered;     /* dsr: bytes of answers that the client acknowledged, modulo 2^32 */
 };
 
 struct stat {
@@ -208,6 +242,7 @@ enum shunt_reason {
 	SHUNT_PASS_NOT_IP,
 	SHUNT_PASS_VLAN,            /* tagged: never steered */
 	SHUNT_PASS_NOT_TCP,
+	SHUNT_PASS_OTHER_PORT,      /* to a port that no VIP and no NAT has */
 	SHUNT_PASS_ODD_HEADER,      /* options, extension headers, fragments, cut short: of no flow */
 	SHUNT_PASS_NO_FLOW,         /* not a SYN and of no flow: the stack's own connection */
 	SHUNT_PASS_NO_VIP,
@@ -224,6 +259,8 @@ enum shunt_reason {
 	SHUNT_PASS_NO_NEIGHBOUR,
 	SHUNT_PASS_SAMPLED,
 	SHUNT_PASS_OPEN_FLOWS,
+	SHUNT_PASS_CLIENT_RATE,     /* too many new flows of this client in a short time */
+	SHUNT_PASS_VIP_RATE,        /* of this VIP */
 	SHUNT_PASS_OVER_LIMIT,
 	SHUNT_PASS_BAD_CHECKSUM,
 	SHUNT_PASS_SYN_DATA,
@@ -235,6 +272,7 @@ enum shunt_reason {
 	SHUNT_DROP_ODD_HEADER,      /* options, extension headers or a fragment of a flow, or one cut short */
 	SHUNT_DROP_CONNECT_RESET,   /* RST before the SYN-ACK: the client's next SYN reaches the L7 */
 	SHUNT_DROP_FLOW_CLOSED,     /* for a NAT port that is only held */
+	SHUNT_DROP_FLOW_KILLED,     /* answered with a RST: the daemon has ended the flow */
 	SHUNT_DROP_ICMP,            /* for a NAT port that is only held, or too short to translate */
 	SHUNT_LOST_EVENT,           /* the ring of events was full (not a packet) */
 	SHUNT_REASON_MAX,
@@ -254,24 +292,27 @@ struct state {
 	__u64 swept_ns;         /* when the last sweep ended; the daemon re-arms when this stands still */
 	__u64 sweep_took_ns;
 	__u64 expired;          /* entries deleted by sweeps */
-	__u32 entries;          /* of shunt_flows, at the last sweep */
+	__u32 entries;          /* of shunt_flows and shunt_flows6, at the last sweep */
 	__u32 next_port;        /* counter of NAT ports; random start */
 	__u32 swept_port;       /* that counter at the last sweep: when it stands and there were no entries, there are none */
 	__u32 pad;
 };
 
-_Static_assert(sizeof(struct config) == 48, "config");
+_Static_assert(sizeof(struct config) == 80, "config");
 _Static_assert(sizeof(struct vip_key) == 20, "vip_key");
 _Static_assert(sizeof(struct vip) == 32, "vip");
 _Static_assert(sizeof(struct backend) == 80, "backend");
 _Static_assert(sizeof(struct weight) == 64, "weight");
 _Static_assert(sizeof(struct admin_word) == 8, "admin_word");
 _Static_assert(sizeof(struct epoch) == 8, "epoch");
+_Static_assert(sizeof(struct vip_use) == 8, "vip_use");
+_Static_assert(sizeof(struct ports_map) == 8192, "ports_map");
 _Static_assert(sizeof(struct session_key) == 24, "session_key");
 _Static_assert(sizeof(struct session) == 48, "session");
-_Static_assert(sizeof(struct session_use) == 40, "session_use");
+_Static_assert(sizeof(struct session_use) == 48, "session_use");
 _Static_assert(sizeof(struct flow_key) == 36, "flow_key");
-_Static_assert(sizeof(struct flow) == 144, "flow");
+_Static_assert(sizeof(struct flow_key4) == 12, "flow_key4");
+_Static_assert(sizeof(struct flow) == 128 && __builtin_offsetof(struct flow, src) == 64, "flow");
 _Static_assert(sizeof(struct stat) == 48, "stat");
 _Static_assert(sizeof(struct event) == 72, "event");
 _Static_assert(sizeof(struct drop) == 16, "drop");

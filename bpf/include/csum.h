@@ -38,6 +38,14 @@ static __always_inline __u16 csum_apply(__u16 check, __u64 diff)
 	return ~csum_fold((__u16)~check + diff);
 }
 
+/* csum_apply for a diff of sixteen bits. */
+static __always_inline __u16 csum_add(__u16 check, __u16 diff)
+{
+	__u32 sum = (__u32)(__u16)~check + diff;
+
+	return ~((sum & 0xffff) + (sum >> 16));
+}
+
 /* Whether the IPv4 header's and TCP's sums of a packet without payload are right. The sender's card may have been
  * left to fill them in (CHECKSUM_PARTIAL on virtual devices): such a packet must not go on the wire as it is. */
 static __noinline int csum_syn_ok(const struct pkt *p, void *data, void *end)

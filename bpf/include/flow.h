@@ -34,6 +34,76 @@ static __always_inline __u32 flow_mark(struct flow *f, __u32 bits)
 	return __sync_fetch_and_or(&f->flags, bits);
 }
 
+static __always_inline void flow_key4(struct flow_key4 *to, const struct flow_key *k)
+{
+	*(__u32 *)to->src = *(const __u32 *)&k->src[12];
+	*(__u32 *)to->dst = *(const __u32 *)&k->dst[12];
+	to->sport = k->sport;
+	to->dport = k->dport;
+}
+
+static __always_inline void flow_key6(struct flow_key *to, const struct flow_key4 *k)
+{
+	addr4(to->src, *(const __u32 *)k->src);
+	addr4(to->dst, *(const __u32 *)k->dst);
+	to->sport = k->sport;
+	to->dport = k->dport;
+}
+
+static __noinline struct flow *flow_find(const struct flow_key *k)
+{
+	struct flow_key4 k4;
+
+	if (!addr_is4(k->src))
+		return bpf_map_lookup_elem(&shunt_flows6, k);
+	flow_key4(&k4, k);
+	return bpf_map_lookup_elem(&shunt_flows, &k4);
+}
+
+static __noinline long flow_insert(const struct flow_key *k, const struct flow *f)
+{
+	struct flow_key4 k4;
+
+	if (!addr_is4(k->src))
+		return bpf_map_update_elem(&shunt_flows6, k, f, BPF_NOEXIST);
+	flow_key4(&k4, k);
+	return bpf_map_update_elem(&shunt_flows, &k4, f, BPF_NOEXIST);
+}
+
+static __noinline long flow_erase(const struct flow_key *k)
+{
+	struct flow_key4 k4;
+
+	if (!addr_is4(k->src))
+		return bpf_map_delete_elem(&shunt_flows6, k);
+	flow_key4(&k4, k);
+	return bpf_map_delete_elem(&shunt_flows, &k4);
+}
+
+static __always_inline __u64 flow_bytes(const struct flow *f)
+{
+	return (__u64)f->bytes_high << 32 | f->bytes;
+}
+
+static __always_inline __u32 tick(__u64 ns)
+{
+	return ns >> SHUNT_TICK_SHIFT;
+}
+
+/* flow_silent for a time in ticks. */
+static __always_inline int tick_silent(__u32 now, __u32 last, __u64 limit_ns)
+{
+	return (__s32)(now - last) > (__s32)(limit_ns >> SHUNT_TICK_SHIFT);
+}
+
+/* Who sends the client's packets: a hash, as a wrong match costs only a late notice of a gateway that moved. */
+static __always_inline __u32 flow_peer(const void *mac, __u32 iif)
+{
+	const __u16 *m = mac;
+
+	return ((__u32)m[1] << 16 | m[2]) ^ (iif + m[0]) * 0x9e3779b1;
+}
+
 /* The key of the entry for packets that answer f's. */
 static __always_inline void flow_other_key(struct flow_key *k, const struct flow *f)
 {
@@ -94,7 +164,7 @@ static __always_inline int flow_settle(const struct flow_key *k, struct flow *fw
 	struct session_use *use;
 	__u32 was, backend;
 	struct event *e;
-	__s64 charge;
+	__u32 charge;
 
 	if (!k || !fwd)
 		return 0;
@@ -114,8 +184,8 @@ static __always_inline int flow_settle(const struct flow_key *k, struct flow *fw
 	e = event_start(SHUNT_EVENT_CLOSE, k, backend, fwd->vip_id, now);
 	if (!e)
 		return 1;
-	e->bytes_in = fwd->bytes;
-	e->bytes_out = rev ? rev->bytes : 0;
+	e->bytes_in = flow_bytes(fwd);
+	e->bytes_out = rev ? flow_bytes(rev) : fwd->answered;
 	e->duration_ns = now - fwd->created_ns;
 	e->tokens = charge;
 	event_submit(e);
@@ -125,7 +195,7 @@ static __always_inline int flow_settle(const struct flow_key *k, struct flow *fw
 /* The handshake is complete: from here on the charge counts for the L7's choices too. */
 static __always_inline void flow_establish(struct flow *fwd)
 {
-	__s64 charge = *(volatile __s64 *)&fwd->charge; /* read first: whoever settles after the mark leaves the half-open part to us */
+	__u32 charge = *(volatile __u32 *)&fwd->charge; /* read first: whoever settles after the mark leaves the half-open part to us */
 	__u32 was = flow_mark(fwd, SHUNT_FLOW_ESTAB);
 
 	if (!(was & (SHUNT_FLOW_ESTAB | SHUNT_FLOW_CLOSED)))
@@ -137,7 +207,7 @@ static __always_inline int flow_delete(const struct flow_key *k, struct flow *f)
 {
 	if (flow_mark(f, SHUNT_FLOW_DEAD) & SHUNT_FLOW_DEAD)
 		return 0;
-	bpf_map_delete_elem(&shunt_flows, k);
+	flow_erase(k);
 	return 1;
 }
 
@@ -150,7 +220,7 @@ __noinline int flow_remove(const struct flow_key *k, struct flow *fwd, __u64 now
 	if (!k || !fwd)
 		return 0;
 	flow_other_key(&rk, fwd);
-	rev = bpf_map_lookup_elem(&shunt_flows, &rk);
+	rev = flow_find(&rk);
 	if (rev && !flow_answers(rev, k))
 		rev = 0;
 	flow_settle(k, fwd, rev, now);
@@ -171,13 +241,13 @@ __noinline int flow_release(const struct flow_key *k, struct flow *fwd, __u64 no
 		return 0;
 	flags = flow_flags(fwd);
 	flow_other_key(&rk, fwd);
-	rev = bpf_map_lookup_elem(&shunt_flows, &rk);
+	rev = flow_find(&rk);
 	flow_settle(k, fwd, rev, now);
 	if (!flow_delete(k, fwd))
 		return 0;
 	if (rev && flow_answers(rev, k)) {
-		if ((__s64)(fwd->last_ns - rev->last_ns) > 0)
-			rev->last_ns = fwd->last_ns;
+		if ((__s32)(fwd->last - rev->last) > 0)
+			rev->last = fwd->last;
 		flow_mark(rev, SHUNT_FLOW_HELD | (flags & (SHUNT_FLOW_CFIN | SHUNT_FLOW_BFIN | SHUNT_FLOW_BFIN1 | SHUNT_FLOW_RST)));
 	}
 	return 1;
@@ -188,7 +258,7 @@ __noinline int flow_expire(const struct flow_key *k, struct flow *f, __u64 now)
 {
 	struct flow *other, *fwd, *rev;
 	const struct flow_key *fk;
-	__u64 last, other_last;
+	__u32 last, other_last, t = tick(now);
 	struct flow_key ok;
 	__u32 flags, reverse;
 	int gone;
@@ -196,16 +266,16 @@ __noinline int flow_expire(const struct flow_key *k, struct flow *f, __u64 now)
 	if (!k || !f)
 		return 0;
 	flags = flow_flags(f);
-	last = *(volatile __u64 *)&f->last_ns;
+	last = *(volatile __u32 *)&f->last;
 	flow_other_key(&ok, f);
-	other = bpf_map_lookup_elem(&shunt_flows, &ok);
+	other = flow_find(&ok);
 	if (other && !flow_answers(other, k))
 		other = 0;
 	if (flags & SHUNT_FLOW_REVERSE && !other)
-		return flow_silent(now, last, flow_closed_limit(flags)) && flow_delete(k, f);
+		return tick_silent(t, last, flow_closed_limit(flags)) && flow_delete(k, f);
 	if (other) {
-		other_last = *(volatile __u64 *)&other->last_ns;
-		if ((__s64)(other_last - last) > 0)
+		other_last = *(volatile __u32 *)&other->last;
+		if ((__s32)(other_last - last) > 0)
 			last = other_last;
 	}
 	reverse = flags & SHUNT_FLOW_REVERSE;
@@ -213,8 +283,8 @@ __noinline int flow_expire(const struct flow_key *k, struct flow *f, __u64 now)
 	rev = reverse ? f : other;
 	fk = reverse ? &ok : k;
 	flags = flow_flags(fwd);
-	gone = flow_silent(now, last, flow_limit(flags));
-	if (gone || (flags & SHUNT_FLOW_SUSPECT && flow_silent(now, last, closed_ns)))
+	gone = tick_silent(t, last, flow_limit(flags));
+	if (gone || (flags & SHUNT_FLOW_SUSPECT && tick_silent(t, last, closed_ns)))
 		flow_settle(fk, fwd, rev, now);
 	if (!gone)
 		return 0;

@@ -73,15 +73,42 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } shunt_sess_use SEC(".maps");
 
-/* Steered connections, one entry a direction, keyed by the packet as it arrives. Not an LRU: a flood of SYNs would
- * evict live flows; a full table sends new connections to the L7. Writer: kernel. */
+/* Steered connections, one entry a direction, keyed by the packet as it arrives; one table a family. Not an LRU: a flood
+ * of SYNs would evict live flows; a full table sends new connections to the L7. Writer: kernel. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, SHUNT_MAX_FLOWS);
-	__type(key, struct flow_key);
+	__type(key, struct flow_key4);
 	__type(value, struct flow);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } shunt_flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SHUNT_MAX_FLOWS6);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} shunt_flows6 SEC(".maps");
+
+/* Ports that a packet of ours may be sent to. Writer: daemon. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ports_map);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} shunt_ports SEC(".maps");
+
+/* What bounds the rate of new flows, by VIP id. Writer: kernel. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SHUNT_MAX_VIPS + 1);
+	__type(key, __u32);
+	__type(value, struct vip_use);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} shunt_vip_use SEC(".maps");
 
 /* Raised after each change of a backend's record; flows read the record again when it differs. Writer: daemon. */
 struct {

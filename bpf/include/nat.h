@@ -8,18 +8,19 @@
 
 enum { NAT_PROBES = 16, ERR_EXIST = -17 };
 
-/* What the SYN path puts together to open a flow. The stack is too small for it; programs of one processor do not
- * interrupt each other. */
+/* A packet's facts, and what the SYN path puts together to open a flow. The stack is too small for it; programs of one
+ * processor do not interrupt each other. */
 struct opening {
+	struct pkt pkt;
 	struct flow flow;
 	struct flow_key reverse_key;
 	struct session_key session;
 	struct vip_key vip_key;
 	struct vip vip;
 	__u32 backend;
+	__u32 charge;
+	__u32 epoch;
 	__u32 pad;
-	__u64 charge;
-	__u64 epoch;
 	__u64 now;
 };
 
@@ -30,6 +31,27 @@ struct {
 	__type(value, struct opening);
 } shunt_scratch SEC(".maps");
 
+static __always_inline struct pkt *pkt_new(__u32 iif)
+{
+	__u32 zero = 0;
+	struct opening *o = bpf_map_lookup_elem(&shunt_scratch, &zero);
+
+	if (!o)
+		return 0;
+	__builtin_memset(&o->pkt, 0, sizeof(o->pkt));
+	o->pkt.iif = iif;
+	return &o->pkt;
+}
+
+/* Whether a VIP or a NAT port has this number: anything else is not ours, and needs no look at the tables. */
+static __always_inline int port_ours(__be16 port_be)
+{
+	__u32 zero = 0, port = bpf_ntohs(port_be);
+	const struct ports_map *m = bpf_map_lookup_elem(&shunt_ports, &zero);
+
+	return !m || m->bits[port >> 6] >> (port & 63) & 1;
+}
+
 static __always_inline void nat_diffs(struct flow *f, const struct flow_key *k)
 {
 	__u64 l3 = csum_swap_addr(k->src, f->src) + csum_swap_addr(k->dst, f->dst);
@@ -37,6 +59,17 @@ static __always_inline void nat_diffs(struct flow *f, const struct flow_key *k)
 	f->l3_diff = csum_fold(l3);
 	f->l4_diff = csum_fold(l3 + csum_swap16(bpf_htons(k->sport), bpf_htons(f->sport)) +
 			       csum_swap16(bpf_htons(k->dport), bpf_htons(f->dport)));
+}
+
+/* Sets the tuple that the flow's packets leave with. */
+static __always_inline void flow_leaves(struct flow *f, const void *src, const void *dst, __u16 sport, __u16 dport)
+{
+	addr_copy(f->src, src);
+	addr_copy(f->dst, dst);
+	*(__u32 *)f->src4 = *(__u32 *)&f->src[12];
+	*(__u32 *)f->dst4 = *(__u32 *)&f->dst[12];
+	f->sport = sport;
+	f->dport = dport;
 }
 
 /* Inserts the reverse entry under the first free NAT port; the entry is what makes the port ours. */
@@ -54,12 +87,12 @@ static __always_inline enum shunt_reason nat_reserve_port(const struct vip *v, s
 		next = __sync_fetch_and_add(&st->next_port, 1);
 		rk->dport = v->port_base + next % v->port_count;
 		nat_diffs(rev, rk);
-		err = bpf_map_update_elem(&shunt_flows, rk, rev, BPF_NOEXIST);
+		err = flow_insert(rk, rev);
 		if (err == ERR_EXIST) {
-			old = bpf_map_lookup_elem(&shunt_flows, rk);
+			old = flow_find(rk);
 			if (!old || !flow_expire(rk, old, now))
 				continue;
-			err = bpf_map_update_elem(&shunt_flows, rk, rev, BPF_NOEXIST);
+			err = flow_insert(rk, rev);
 		}
 		if (!err)
 			return SHUNT_REASON_NONE;
@@ -89,23 +122,17 @@ __noinline int nat_open(const struct pkt *p, struct opening *o)
 	rk = &o->reverse_key;
 	__builtin_memset(f, 0, sizeof(*f));
 	__builtin_memset(rk, 0, sizeof(*rk));
-	addr_copy(f->src, p->key.dst);
-	addr_copy(f->dst, p->key.src);
-	f->sport = p->key.dport;
-	f->dport = p->key.sport;
+	flow_leaves(f, p->key.dst, p->key.src, p->key.dport, p->key.sport);
 	f->oif = p->iif;
 	mac_copy(f->dst_mac, p->src_mac);
 	mac_copy(f->src_mac, p->dst_mac);
-	mac_copy(f->peer_mac, b->mac);
-	f->iif = b->ifindex;
 	f->backend = id;
 	f->vip_id = o->vip.id;
 	f->flags = SHUNT_FLOW_REVERSE;
 	f->ack = p->seq + 1; /* what a SYN-ACK or a refusal has to acknowledge */
-	f->generation = b->generation;
 	f->epoch = o->epoch;
 	f->created_ns = o->now;
-	f->last_ns = o->now;
+	f->last = tick(o->now);
 	addr_copy(rk->src, b->addr);
 	addr_copy(rk->dst, o->vip.snat);
 	rk->sport = b->port;
@@ -113,55 +140,69 @@ __noinline int nat_open(const struct pkt *p, struct opening *o)
 	if (why)
 		return why;
 
-	addr_copy(f->src, rk->dst);
-	addr_copy(f->dst, rk->src);
-	f->sport = rk->dport;
-	f->dport = rk->sport;
+	flow_leaves(f, rk->dst, rk->src, rk->dport, rk->sport);
 	f->oif = b->ifindex;
 	mac_copy(f->dst_mac, b->mac);
 	mac_copy(f->src_mac, b->src_mac);
-	mac_copy(f->peer_mac, p->src_mac);
-	f->iif = p->iif;
+	f->peer = flow_peer(p->src_mac, p->iif);
 	f->flags = SHUNT_FLOW_FORWARD;
 	f->ack = 0;
 	f->charge = o->charge;
+	f->tokens = o->charge;
 	nat_diffs(f, &p->key);
-	err = bpf_map_update_elem(&shunt_flows, &p->key, f, BPF_NOEXIST);
+	err = flow_insert(&p->key, f);
 	if (!err)
 		return SHUNT_REASON_NONE;
-	bpf_map_delete_elem(&shunt_flows, rk);
+	flow_erase(rk);
 	return SHUNT_PASS_TABLE_FULL;
+}
+
+static __always_inline void nat_rewrite4(struct iphdr *ip, struct tcphdr *t, const struct flow *f)
+{
+	ip->saddr = *(__be32 *)f->src4;
+	ip->daddr = *(__be32 *)f->dst4;
+	ip->check = csum_add(ip->check, f->l3_diff);
+	t->source = bpf_htons(f->sport);
+	t->dest = bpf_htons(f->dport);
+	t->check = csum_add(t->check, f->l4_diff);
+}
+
+static __always_inline void nat_rewrite6(struct ipv6hdr *ip, struct tcphdr *t, const struct flow *f)
+{
+	addr_copy(&ip->saddr, f->src);
+	addr_copy(&ip->daddr, f->dst);
+	t->source = bpf_htons(f->sport);
+	t->dest = bpf_htons(f->dport);
+	t->check = csum_add(t->check, f->l4_diff);
+}
+
+static __always_inline void rewrite_macs(struct ethhdr *eth, const struct flow *f)
+{
+	__u32 *to = (__u32 *)eth;
+	const __u32 *from = (const __u32 *)f->dst_mac; /* and src_mac behind it */
+
+	to[0] = from[0];
+	to[1] = from[1];
+	to[2] = from[2];
 }
 
 /* Makes the frame the one that leaves. Returns 0 when its headers are not in reach. */
 static __always_inline int nat_rewrite_tcp(const struct pkt *p, const struct flow *f, void *data, void *end)
 {
-	struct ethhdr *eth = data;
-	struct tcphdr *t;
-
-	if (p->v6) {
-		struct ipv6hdr *ip = data + ETH_HLEN;
-
-		t = data + V6_L4;
-		if ((void *)(t + 1) > end)
-			return 0;
-		addr_copy(&ip->saddr, f->src);
-		addr_copy(&ip->daddr, f->dst);
-	} else {
-		struct iphdr *ip = data + ETH_HLEN;
-
-		t = data + V4_L4;
-		if ((void *)(t + 1) > end)
-			return 0;
-		ip->saddr = *(__be32 *)&f->src[12];
-		ip->daddr = *(__be32 *)&f->dst[12];
-		ip->check = csum_apply(ip->check, f->l3_diff);
+	if (!(flow_flags(f) & SHUNT_FLOW_DSR)) {
+		if (p->v6) {
+			if (data + V6_L4 + sizeof(struct tcphdr) > end)
+				return 0;
+			nat_rewrite6(data + ETH_HLEN, data + V6_L4, f);
+		} else {
+			if (data + V4_L4 + sizeof(struct tcphdr) > end)
+				return 0;
+			nat_rewrite4(data + ETH_HLEN, data + V4_L4, f);
+		}
+	} else if (data + sizeof(struct ethhdr) > end) {
+		return 0;
 	}
-	t->source = bpf_htons(f->sport);
-	t->dest = bpf_htons(f->dport);
-	t->check = csum_apply(t->check, f->l4_diff);
-	mac_copy(eth->h_dest, f->dst_mac);
-	mac_copy(eth->h_source, f->src_mac);
+	rewrite_macs(data, f);
 	return 1;
 }
 
@@ -221,8 +262,7 @@ static __noinline int nat_rewrite_icmp(const struct pkt *p, const struct flow *f
 		ip->daddr = dst;
 	}
 	h->check = csum_apply(h->check, diff);
-	mac_copy(eth->h_dest, f->dst_mac);
-	mac_copy(eth->h_source, f->src_mac);
+	rewrite_macs(eth, f);
 	return 1;
 }
 

@@ -29,8 +29,8 @@ struct pkt {
 	__u32 seq;
 	__u32 ack;
 	__u32 iif;
-	__u16 ip_len;  /* bytes from the IP header on, as that header says */
-	__u16 tcp_len; /* TCP header and payload */
+	__u32 ip_len;  /* bytes from the IP header on, as that header says */
+	__u32 tcp_len; /* TCP header and payload */
 	__u8 src_mac[6];
 	__u8 dst_mac[6];
 	__u8 tcp_flags;
@@ -232,6 +232,8 @@ static __always_inline enum shunt_reason pkt_ip6(struct pkt *p, void *data, void
 
 	if ((void *)(ip + 1) > end || ip->version != 6)
 		return SHUNT_PASS_NOT_IP;
+	if (addr_is4(&ip->saddr) || addr_is4(&ip->daddr))
+		return SHUNT_PASS_ODD_HEADER; /* mapped addresses do not belong on a wire, and would look like IPv4 flows */
 	addr_copy(p->key.src, &ip->saddr);
 	addr_copy(p->key.dst, &ip->daddr);
 	p->v6 = 1;
@@ -242,6 +244,24 @@ static __always_inline enum shunt_reason pkt_ip6(struct pkt *p, void *data, void
 	if (ip->nexthdr == IPPROTO_ICMPV6)
 		return pkt_icmp6(p, data, end);
 	return pkt_ext6(p, ip + 1, ip->nexthdr, end);
+}
+
+/* A whole TCP header behind an IP header without options, and not a fragment; len is what the IP header says. */
+static __always_inline int plain4(const struct iphdr *ip, const struct tcphdr *t, __u32 *len)
+{
+	__u32 head = (((const __u8 *)t)[12] >> 4) * 4;
+
+	*len = bpf_ntohs(ip->tot_len);
+	return *(const __u8 *)ip == 0x45 && ip->protocol == IPPROTO_TCP && !(ip->frag_off & bpf_htons(IP4_MORE | IP4_OFFSET)) &&
+	       head >= sizeof(*t) && *len >= sizeof(*ip) + head;
+}
+
+static __always_inline int plain6(const struct ipv6hdr *ip, const struct tcphdr *t, __u32 *len)
+{
+	__u32 head = (((const __u8 *)t)[12] >> 4) * 4, payload = bpf_ntohs(ip->payload_len);
+
+	*len = payload + sizeof(*ip);
+	return ip->version == 6 && ip->nexthdr == IPPROTO_TCP && head >= sizeof(*t) && payload >= head;
 }
 
 /* Fills p; a reason means that the packet is nothing to steer. */

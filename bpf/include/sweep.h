@@ -19,14 +19,27 @@ struct sweep_run {
 	__u32 entries;
 };
 
-static int sweep_entry(void *map, const struct flow_key *k, struct flow *f, struct sweep_run *run)
+static __always_inline int sweep_flow(const struct flow_key *k, struct flow *f, struct sweep_run *run)
+{
+	run->entries++;
+	if (flow_expire(k, f, run->now))
+		run->expired++;
+	return 0;
+}
+
+static int sweep_entry6(void *map, const struct flow_key *k, struct flow *f, struct sweep_run *run)
 {
 	struct flow_key key = *k;
 
-	run->entries++;
-	if (flow_expire(&key, f, run->now))
-		run->expired++;
-	return 0;
+	return sweep_flow(&key, f, run);
+}
+
+static int sweep_entry(void *map, const struct flow_key4 *k, struct flow *f, struct sweep_run *run)
+{
+	struct flow_key key = {};
+
+	flow_key6(&key, k);
+	return sweep_flow(&key, f, run);
 }
 
 static int sweep(void *map, __u32 *key, struct state *st)
@@ -36,8 +49,10 @@ static int sweep(void *map, __u32 *key, struct state *st)
 	__u32 port = st->next_port;
 
 	/* Walking an empty table costs milliseconds too. Now and then it is walked anyway: user space may have filled it. */
-	if (st->entries || st->swept_port != port || st->sweeps % SWEEP_ANYWAY == 0)
+	if (st->entries || st->swept_port != port || st->sweeps % SWEEP_ANYWAY == 0) {
 		bpf_for_each_map_elem(&shunt_flows, sweep_entry, &run, 0);
+		bpf_for_each_map_elem(&shunt_flows6, sweep_entry6, &run, 0);
+	}
 	end = bpf_ktime_get_ns();
 	st->sweeps++;
 	st->swept_ns = end;

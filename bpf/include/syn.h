@@ -191,7 +191,7 @@ static __noinline enum shunt_reason syn_verdict(void *ctx, const struct pkt *p, 
 	o->charge = s->tokens;
 	o->vip = *v;
 	e = bpf_map_lookup_elem(&shunt_epochs, &o->backend);
-	o->epoch = e ? *(volatile __u64 *)&e->value : 0; /* before the record: a change between the two is seen later */
+	o->epoch = e ? *(volatile __u32 *)&e->value : 0; /* before the record: a change between the two is seen later */
 	b = bpf_map_lookup_elem(&shunt_backends, &o->backend);
 	w = bpf_map_lookup_elem(&shunt_weights, &o->backend);
 	if (!b || !w)

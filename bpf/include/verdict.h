@@ -14,24 +14,48 @@ const volatile __u64 retry_ns = 900000000ULL; /* a SYN repeated after this was l
 enum { SEQ_WINDOW = 1 << 26 }; /* how far a segment may lie from what was acknowledged last */
 enum { AGAIN = -1 };           /* the flow is gone: decide as if it had never been */
 
+/* Ends a connection for the daemon: accounts settled, and from here on both sides' packets are answered with a RST. */
+__noinline int flow_kill(const struct flow_key *k, struct flow *fwd, __u64 now)
+{
+	struct flow_key rk;
+	struct flow *rev;
+
+	if (!k || !fwd)
+		return 0;
+	flow_other_key(&rk, fwd);
+	rev = flow_find(&rk);
+	if (rev && flow_answers(rev, k))
+		flow_mark(rev, SHUNT_FLOW_KILLED);
+	else
+		rev = 0;
+	flow_mark(fwd, SHUNT_FLOW_KILLED | SHUNT_FLOW_RST);
+	return flow_settle(k, fwd, rev, now);
+}
+
 /* Takes over where the backend is now. A record of another backend under the same id changes nothing: the flow goes
- * on to where it went. */
-__noinline int flow_refresh(struct flow *f, __u64 epoch)
+ * on to where it went. Returns 1 if its flows are to be ended. */
+__noinline int flow_refresh(struct flow *f)
 {
 	struct backend *b;
-	__u32 id;
+	struct epoch *e;
+	__u32 id, value;
 
 	if (!f)
 		return 0;
 	id = f->backend;
+	e = bpf_map_lookup_elem(&shunt_epochs, &id);
+	if (!e)
+		return 0;
+	value = *(volatile __u32 *)&e->value;
 	b = bpf_map_lookup_elem(&shunt_backends, &id);
-	if (b && b->port == f->dport && addr_equal(b->addr, f->dst) && b->ifindex && mac_known(b->mac) && mac_known(b->src_mac)) {
+	if (b && (flow_flags(f) & SHUNT_FLOW_DSR || (b->port == f->dport && addr_equal(b->addr, f->dst))) && b->ifindex &&
+	    mac_known(b->mac) && mac_known(b->src_mac)) {
 		mac_copy(f->dst_mac, b->mac);
 		mac_copy(f->src_mac, b->src_mac);
 		f->oif = b->ifindex;
 	}
-	f->epoch = epoch;
-	return 0;
+	f->epoch = value;
+	return *(volatile __u32 *)&e->kill != 0;
 }
 
 /* The client's packets come from elsewhere: its gateway moved. A segment that does not fit the connection is not
@@ -43,15 +67,16 @@ __noinline int flow_relearn(struct flow *fwd, const struct pkt *p)
 
 	if (!fwd || !p)
 		return 0;
-	flow_other_key(&rk, fwd);
-	rev = bpf_map_lookup_elem(&shunt_flows, &rk);
-	if (!rev || p->seq - rev->ack + SEQ_WINDOW / 2 >= SEQ_WINDOW)
-		return 0;
-	mac_copy(rev->dst_mac, p->src_mac);
-	mac_copy(rev->src_mac, p->dst_mac);
-	rev->oif = p->iif;
-	mac_copy(fwd->peer_mac, p->src_mac);
-	fwd->iif = p->iif;
+	if (!(flow_flags(fwd) & SHUNT_FLOW_DSR)) {
+		flow_other_key(&rk, fwd);
+		rev = flow_find(&rk);
+		if (!rev || p->seq - rev->ack + SEQ_WINDOW / 2 >= SEQ_WINDOW)
+			return 0;
+		mac_copy(rev->dst_mac, p->src_mac);
+		mac_copy(rev->src_mac, p->dst_mac);
+		rev->oif = p->iif;
+	}
+	fwd->peer = flow_peer(p->src_mac, p->iif);
 	return 1;
 }
 
@@ -147,7 +172,7 @@ __noinline int on_control(const struct pkt *p, struct flow *f)
 	now = bpf_ktime_get_ns();
 	reverse = !!(flow_flags(f) & SHUNT_FLOW_REVERSE);
 	flow_other_key(&ok, f);
-	other = bpf_map_lookup_elem(&shunt_flows, &ok);
+	other = flow_find(&ok);
 	if (!other || !flow_answers(other, &p->key)) {
 		if (reverse)
 			return SHUNT_DROP_FLOW_CLOSED;
@@ -158,7 +183,7 @@ __noinline int on_control(const struct pkt *p, struct flow *f)
 	fwd = reverse ? other : f;
 	rev = reverse ? f : other;
 	if (p->tcp_flags & TCP_RST) {
-		f->last_ns = now;
+		f->last = tick(now);
 		return on_rst(p, reverse ? &ok : &p->key, fwd, rev, reverse, now);
 	}
 	if (p->tcp_flags & TCP_SYN) {
@@ -167,17 +192,61 @@ __noinline int on_control(const struct pkt *p, struct flow *f)
 		if (p->tcp_flags & TCP_ACK && p->ack == rev->ack && !(flow_mark(fwd, SHUNT_FLOW_SYNACK) & SHUNT_FLOW_SYNACK)) {
 			flow_mark(rev, SHUNT_FLOW_SYNACK);
 			fwd->ack = p->seq + 1;
-			rev->last_ns = now;
+			rev->last = tick(now);
 		}
 		return SHUNT_REASON_NONE;
 	}
-	f->last_ns = now;
+	f->last = tick(now);
 	on_fin(p, reverse ? &ok : &p->key, fwd, rev, reverse, now);
 	return SHUNT_REASON_NONE;
 }
 
-/* Bookkeeping of a packet that will be forwarded by f. */
-static __always_inline void on_forward(const struct pkt *p, struct flow *f)
+/* Bookkeeping of a packet that f forwards. */
+static __always_inline void flow_count(struct flow *f, int reverse, __u32 len)
+{
+	__u32 bytes = f->bytes + len;
+
+	if (bytes < len)
+		f->bytes_high++;
+	f->bytes = bytes;
+	f->packets++;
+	count_packet(f->backend, reverse, len);
+}
+
+static __always_inline void flow_acked(struct flow *f, __u32 flags, __u32 ack)
+{
+	__u32 now = tick(bpf_ktime_get_coarse_ns());
+
+	if (flags & SHUNT_FLOW_DSR && flags & SHUNT_FLOW_ESTAB && ack - f->ack < SEQ_WINDOW)
+		f->answered += ack - f->ack;
+	f->ack = ack;
+	if (tick_silent(now, f->last, SECOND))
+		f->last = now;
+}
+
+/* The packet of an open flow that nothing has happened to, which is nearly every packet: forwards it here and now.
+ * 0: on_forward and verdict have to look closer; nothing has changed. */
+static __always_inline int flow_fast(struct flow *f, __u8 tcp_flags, __u32 ack, __u32 len, const void *src_mac, __u32 iif)
+{
+	__u32 flags = flow_flags(f), id = f->backend;
+
+	if ((tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST | TCP_ACK)) != TCP_ACK)
+		return 0;
+	if ((flags & (SHUNT_FLOW_SYNACK | SHUNT_FLOW_HELD | SHUNT_FLOW_KILLED)) != SHUNT_FLOW_SYNACK)
+		return 0;
+	if (!(flags & SHUNT_FLOW_REVERSE)) {
+		struct epoch *e = bpf_map_lookup_elem(&shunt_epochs, &id);
+
+		if (!(flags & SHUNT_FLOW_ESTAB) || !e || *(volatile __u32 *)&e->value != f->epoch || f->peer != flow_peer(src_mac, iif))
+			return 0;
+	}
+	flow_acked(f, flags, ack);
+	flow_count(f, flags & SHUNT_FLOW_REVERSE, len);
+	return 1;
+}
+
+/* The same with all that may be new. Returns 0 when the flow is to be ended. */
+static __always_inline int on_forward(const struct pkt *p, struct flow *f)
 {
 	__u32 flags = flow_flags(f);
 	int reverse = !!(flags & SHUNT_FLOW_REVERSE), open = p->tcp_flags & TCP_ACK && !(p->tcp_flags & (TCP_SYN | TCP_RST));
@@ -186,30 +255,27 @@ static __always_inline void on_forward(const struct pkt *p, struct flow *f)
 	if (!reverse) {
 		struct epoch *e = bpf_map_lookup_elem(&shunt_epochs, &id);
 
-		if (e && *(volatile __u64 *)&e->value != f->epoch)
-			flow_refresh(f, *(volatile __u64 *)&e->value);
-		if (f->iif != p->iif || !mac_equal(f->peer_mac, p->src_mac))
+		if (e && *(volatile __u32 *)&e->value != f->epoch && flow_refresh(f)) {
+			flow_kill(&p->key, f, bpf_ktime_get_ns());
+			return 0;
+		}
+		if (f->peer != flow_peer(p->src_mac, p->iif))
 			flow_relearn(f, p);
 		if (open && (flags & (SHUNT_FLOW_SYNACK | SHUNT_FLOW_ESTAB)) == SHUNT_FLOW_SYNACK)
 			flow_establish(f);
 	}
 	/* Before the SYN-ACK, ack is what it has to acknowledge, and the time is the SYN's. */
-	if (open && flags & SHUNT_FLOW_SYNACK) {
-		__u64 now = bpf_ktime_get_coarse_ns();
-
-		f->ack = p->ack;
-		if (flow_silent(now, f->last_ns, SECOND))
-			f->last_ns = now;
-	}
-	f->packets++;
-	f->bytes += p->ip_len;
-	count_packet(id, reverse, p->ip_len);
+	if (open && flags & SHUNT_FLOW_SYNACK)
+		flow_acked(f, flags, p->ack);
+	flow_count(f, reverse, p->ip_len);
+	return 1;
 }
 
-/* The verdict on a parsed packet. REASON_NONE: *out is the entry to forward it by. */
-static __always_inline enum shunt_reason verdict(void *ctx, struct pkt *p, void *data, void *end, struct flow **out)
+/* The verdict on a parsed packet. REASON_NONE: *out is the entry to forward it by. DROP_FLOW_KILLED: the packet may be
+ * answered with a RST. */
+static __noinline int verdict(void *ctx, struct pkt *p, void *data, void *end, struct flow **out)
 {
-	struct flow *f = bpf_map_lookup_elem(&shunt_flows, &p->key);
+	struct flow *f = flow_find(&p->key);
 	int why = AGAIN;
 
 	if (p->kind == PKT_ICMP) {
@@ -223,10 +289,14 @@ static __always_inline enum shunt_reason verdict(void *ctx, struct pkt *p, void 
 	if (p->kind == PKT_ODD)
 		return f ? SHUNT_DROP_ODD_HEADER : SHUNT_PASS_ODD_HEADER;
 	if (f) {
-		if (flow_flags(f) & SHUNT_FLOW_HELD) {
-			f->last_ns = bpf_ktime_get_coarse_ns();
+		__u32 flags = flow_flags(f);
+
+		if (flags & SHUNT_FLOW_HELD) {
+			f->last = tick(bpf_ktime_get_coarse_ns());
 			return SHUNT_DROP_FLOW_CLOSED;
 		}
+		if (flags & SHUNT_FLOW_KILLED && (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+			return SHUNT_DROP_FLOW_KILLED;
 		why = SHUNT_REASON_NONE;
 		if (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))
 			why = on_control(p, f);
@@ -238,14 +308,15 @@ static __always_inline enum shunt_reason verdict(void *ctx, struct pkt *p, void 
 		if (why && why != SHUNT_PASS_TABLE_FULL)
 			return why;
 		/* Another processor may have opened the flow for the same SYN: then this is its repetition. */
-		f = bpf_map_lookup_elem(&shunt_flows, &p->key);
+		f = flow_find(&p->key);
 		if (!f || flow_flags(f) & (SHUNT_FLOW_CLOSED | SHUNT_FLOW_DEAD))
 			return SHUNT_PASS_TABLE_FULL;
 		why = SHUNT_REASON_NONE;
 	}
 	if (why)
 		return why;
-	on_forward(p, f);
+	if (!on_forward(p, f))
+		return SHUNT_DROP_FLOW_KILLED;
 	*out = f;
 	return SHUNT_REASON_NONE;
 }

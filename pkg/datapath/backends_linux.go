@@ -107,7 +107,7 @@ func (d *Datapath) refresh() error {
 				errs = append(errs, fmt.Errorf("remove backend %q: %w", t.rec.Name, err))
 				continue
 			}
-			d.epochs[id].Add(1)
+			d.epochs[id].value.Add(1)
 			delete(d.targets, id)
 			continue
 		}
@@ -120,7 +120,7 @@ func (d *Datapath) refresh() error {
 			errs = append(errs, fmt.Errorf("write backend %q: %w", t.rec.Name, err))
 			continue
 		}
-		d.epochs[id].Add(1) // after the record: a flow reads the epoch first
+		d.epochs[id].value.Add(1) // after the record: a flow reads the epoch first
 		t.written = &b
 	}
 	return errors.Join(errs...)

@@ -109,6 +109,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descEntries, float64(d.npins.Load()), steerMapShuntSessions)
 	gauge(descMax, float64(d.m.ShuntFlows.MaxEntries()), steerMapShuntFlows)
+	gauge(descMax, float64(d.m.ShuntFlows6.MaxEntries()), steerMapShuntFlows6)
 	gauge(descMax, float64(d.m.ShuntSessions.MaxEntries()), steerMapShuntSessions)
 }
 

@@ -5,6 +5,7 @@ package datapath
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -43,7 +44,7 @@ func (w *world) nic() netdev.Link {
 func TestCleanup(t *testing.T) {
 	w := newWorld(t, 0, 1)
 	_, stop := w.start(w.options(), false)
-	dir := filepath.Join(w.bpffs, "shunt", "default", "v1")
+	dir := filepath.Join(w.bpffs, "shunt", "default", fmt.Sprintf("v%d", ABI))
 	for path, mode := range map[string]os.FileMode{filepath.Dir(dir): 0o700, dir: 0o700, filepath.Join(dir, "shunt_backends"): 0o600} {
 		st, err := os.Stat(path)
 		must(t, err)
@@ -229,7 +230,7 @@ func TestIncompatiblePins(t *testing.T) {
 	w := newWorld(t, 0, 0)
 	spec, err := loadSteer()
 	must(t, err)
-	dir := filepath.Join(w.bpffs, "shunt", "default", "v1")
+	dir := filepath.Join(w.bpffs, "shunt", "default", fmt.Sprintf("v%d", ABI))
 	for _, tc := range []struct {
 		name   string
 		change func(*ebpf.MapSpec)

@@ -46,7 +46,8 @@ type Datapath struct {
 	// The mappings live as long as the process: tickets may still count in them after Close.
 	config  *steerConfig
 	table   fleet.Table
-	epochs  []atomic.Uint64
+	epochs  []epochWord
+	ports   *portBits
 	pins    *pinTable
 	known   map[string]fleet.Known
 	mu      sync.Mutex // all below
@@ -61,6 +62,18 @@ type Datapath struct {
 	events [EventFailover + 2]atomic.Uint64
 	npins  atomic.Int64
 	hops   atomic.Pointer[map[nextHop]bool] // towards backends
+}
+
+// epochWord is struct epoch.
+type epochWord struct{ value, kill atomic.Uint32 }
+
+// portBits is struct ports_map.
+type portBits [1024]atomic.Uint64
+
+func (p *portBits) add(r netdev.PortRange) {
+	for port := int(r.First); port <= int(r.Last); port++ {
+		p[port>>6].Or(1 << (port & 63))
+	}
 }
 
 // clock turns the process's time into CLOCK_MONOTONIC without a system call.
@@ -276,9 +289,14 @@ func (d *Datapath) mapMemory() error {
 	if d.table.Admin, err = mapArray[fleet.AdminWord](d.m.ShuntAdmin); err != nil {
 		return err
 	}
-	if d.epochs, err = mapArray[atomic.Uint64](d.m.ShuntEpochs); err != nil {
+	if d.epochs, err = mapArray[epochWord](d.m.ShuntEpochs); err != nil {
 		return err
 	}
+	ports, err := mapArray[portBits](d.m.ShuntPorts)
+	if err != nil {
+		return err
+	}
+	d.ports = &ports[0]
 	for i := range d.table.Slots {
 		d.table.Slots[i].L7Tokens.Store(0)
 		d.table.Slots[i].Limit.Store(0)

@@ -224,6 +224,9 @@ func TestPacketPortQuarantine(t *testing.T) {
 		// A port whose connection the client closed is free as soon as it is overdue, without a sweep.
 		second.fromClient(fin, "")
 		second.backend(fin, "")
+		for from := monotonic() >> tickShift; monotonic()>>tickShift < from+2; { // flows count in ticks of a millisecond
+			time.Sleep(time.Millisecond)
+		}
 		third := r.open(r.port(2))
 		if third.nat != second.nat {
 			t.Fatalf("NAT port %v, want the overdue %v", third.nat, second.nat)

@@ -87,7 +87,7 @@ func TestPacketBackendMoves(t *testing.T) {
 		r := newRig(t, fam, rigOptions{flows: 64})
 		c := r.open(fam.client).establish()
 		moved, src := dptest.MAC{2, 0, 0, 0, 1, 1}, dptest.MAC{2, 0, 0, 0, 1, 2}
-		epoch := uint64(0)
+		epoch := uint32(0)
 		bump := func() { epoch++; r.put(r.o.ShuntEpochs, uint32(worldBackend), steerEpoch{Value: epoch}) }
 		expect := func(to, from dptest.MAC) {
 			t.Helper()

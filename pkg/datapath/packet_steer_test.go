@@ -143,7 +143,7 @@ func TestPacketReasons(t *testing.T) {
 		{"SYN-FIN", steerShuntReasonSHUNT_PASS_NO_FLOW, func(r *rig, p *dptest.Packet) { p.Flags |= dptest.FIN }, nil},
 		{"SYN-RST", steerShuntReasonSHUNT_PASS_NO_FLOW, func(r *rig, p *dptest.Packet) { p.Flags |= dptest.RST }, nil},
 		{"SYN-URG", steerShuntReasonSHUNT_PASS_NO_FLOW, func(r *rig, p *dptest.Packet) { p.Flags |= dptest.URG }, nil},
-		{"other port", steerShuntReasonSHUNT_PASS_NO_VIP, func(r *rig, p *dptest.Packet) { p.Dst = netip.AddrPortFrom(p.Dst.Addr(), 8081) }, nil},
+		{"other port", steerShuntReasonSHUNT_PASS_OTHER_PORT, func(r *rig, p *dptest.Packet) { p.Dst = netip.AddrPortFrom(p.Dst.Addr(), 8081) }, nil},
 		{"other address", steerShuntReasonSHUNT_PASS_NO_VIP, func(r *rig, p *dptest.Packet) { p.Dst = netip.AddrPortFrom(p.Dst.Addr().Next(), p.Dst.Port()) }, nil},
 		{"VIP is off", steerShuntReasonSHUNT_PASS_NO_VIP, func(r *rig, p *dptest.Packet) {
 			r.vip.Mode = 0

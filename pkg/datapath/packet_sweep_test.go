@@ -5,7 +5,6 @@
 package datapath
 
 import (
-	"net/netip"
 	"path/filepath"
 	"testing"
 	"time"
@@ -48,13 +47,13 @@ func (r *rig) age(c *conn, by time.Duration, forward, reverse bool) {
 		if !e.do {
 			continue
 		}
-		var f steerFlow
-		if err := r.o.ShuntFlows.Lookup(e.key, &f); err != nil {
+		f, err := r.o.flow(e.key)
+		if err != nil {
 			r.Fatalf("age flow: %v", err)
 		}
-		f.LastNs -= uint64(by)
+		f.Last -= uint32(by >> tickShift)
 		f.CreatedNs -= uint64(by)
-		r.put(r.o.ShuntFlows, e.key, f)
+		r.putFlow(e.key, f)
 	}
 }
 
@@ -194,6 +193,7 @@ func TestPacketSweepOutlivesLoader(t *testing.T) {
 			t.Fatal(err)
 		}
 		spec.Maps["shunt_flows"].MaxEntries = 64
+		spec.Maps["shunt_flows6"].MaxEntries = 64
 		if err := spec.Variables["sweep_ns"].Set(uint64(sweep)); err != nil {
 			t.Fatal(err)
 		}
@@ -226,38 +226,4 @@ func TestPacketSweepOutlivesLoader(t *testing.T) {
 	})
 	load(5 * time.Millisecond)
 	r.afterSweeps()
-}
-
-// BenchmarkPacketFlow runs a segment of an open flow. The program rewrites the buffer in place and the kernel does not
-// restore it between runs, so the flow here is one that maps a tuple to itself.
-func BenchmarkPacketFlow(b *testing.B) {
-	for _, fam := range families {
-		b.Run(fam.name, func(b *testing.B) {
-			r := newRig(b, fam, rigOptions{})
-			f := steerFlow{Src: fam.client.Addr().As16(), Dst: fam.vip.Addr().As16(), Sport: fam.client.Port(), Dport: fam.vip.Port(), Oif: worldOIF,
-				DstMac: macLB, SrcMac: macClient, PeerMac: macClient, Iif: worldOIF, L3Diff: 0xffff, L4Diff: 0xffff, Backend: worldBackend,
-				Flags: uint32(steerShuntFlowFlagsSHUNT_FLOW_FORWARD | flagSynAck | flagEstab), CreatedNs: monotonic(), LastNs: monotonic()}
-			r.put(r.o.ShuntFlows, flowKey(fam.client, fam.vip), f)
-			p := dptest.Packet{From: macClient, To: macLB, Src: fam.client, Dst: fam.vip, Seq: 5, Ack: 6, Flags: dptest.ACK, Payload: make([]byte, 1000)}
-			bench(b, r, p.Bytes(), dptest.Redirect)
-		})
-	}
-}
-
-// BenchmarkPacketOther runs what passes to the L7: a segment of its own connection, and a SYN without a pin.
-func BenchmarkPacketOther(b *testing.B) {
-	r := newRig(b, families[0], rigOptions{})
-	p := r.syn(netip.AddrPortFrom(r.fam.client.Addr().Next(), 1))
-	b.Run("syn", func(b *testing.B) { bench(b, r, p.Bytes(), dptest.Pass) })
-	p.Flags = dptest.ACK
-	b.Run("segment", func(b *testing.B) { bench(b, r, p.Bytes(), dptest.Pass) })
-}
-
-func bench(b *testing.B, r *rig, frame []byte, want uint32) {
-	b.Helper()
-	v, per, err := r.o.ShuntXdp.Benchmark(frame, b.N, nil)
-	if err != nil || v != want {
-		b.Fatalf("verdict %d, %v", v, err)
-	}
-	b.ReportMetric(float64(per.Nanoseconds()), "ns/packet")
 }

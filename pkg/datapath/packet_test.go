@@ -11,10 +11,12 @@ import (
 	"os"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/shunt-lb/shunt/pkg/datapath/dptest"
+	"github.com/shunt-lb/shunt/pkg/netdev"
 	"golang.org/x/sys/unix"
 )
 
@@ -87,6 +89,7 @@ func newRig(t testing.TB, fam family, opts rigOptions) *rig {
 		opts.flows = 4096
 	}
 	spec.Maps["shunt_flows"].MaxEntries = uint32(opts.flows)
+	spec.Maps["shunt_flows6"].MaxEntries = uint32(opts.flows)
 	spec.Maps["shunt_sessions"].MaxEntries = 4096
 	spec.Maps["shunt_sess_use"].MaxEntries = 4096
 	if opts.uses > 0 {
@@ -116,7 +119,7 @@ func newRig(t testing.TB, fam family, opts rigOptions) *rig {
 // reset empties the maps and sets the world up anew.
 func (r *rig) reset() {
 	r.Helper()
-	for _, m := range []*ebpf.Map{r.o.ShuntFlows, r.o.ShuntSessions, r.o.ShuntSessUse, r.o.ShuntVips, r.o.ShuntBackends} {
+	for _, m := range []*ebpf.Map{r.o.ShuntFlows, r.o.ShuntFlows6, r.o.ShuntSessions, r.o.ShuntSessUse, r.o.ShuntVips, r.o.ShuntBackends} {
 		var keys [][]byte
 		var k, v []byte
 		for it := m.Iterate(); it.Next(&k, &v); {
@@ -130,6 +133,10 @@ func (r *rig) reset() {
 	}
 	r.put(r.o.ShuntAdmin, uint32(worldBackend), steerAdminWord{})
 	r.put(r.o.ShuntEpochs, uint32(worldBackend), steerEpoch{})
+	var ports portBits
+	ports.add(netdev.PortRange{First: 20000, Last: 20999})
+	ports.add(netdev.PortRange{First: r.fam.vip.Port(), Last: r.fam.vip.Port()})
+	r.put(r.o.ShuntPorts, uint32(0), unsafe.Slice((*byte)(unsafe.Pointer(&ports)), unsafe.Sizeof(ports)))
 	fam, now := r.fam, monotonic()
 	r.cfg = steerConfig{Abi: uint32(steerShuntSizesSHUNT_ABI), SessionIdleNs: uint64(time.Minute), HeartbeatNs: now + uint64(time.Hour), HeartbeatMaxNs: uint64(time.Second)}
 	r.vip = steerVip{Id: worldVIP, Mode: uint32(steerShuntModeNAT), Snat: fam.snat.As16(), PortBase: 20000, PortCount: 1000}
@@ -251,11 +258,22 @@ func flowKey(src, dst netip.AddrPort) steerFlowKey {
 
 func (r *rig) flow(src, dst netip.AddrPort) (f steerFlow, ok bool) {
 	r.Helper()
-	err := r.o.ShuntFlows.Lookup(flowKey(src, dst), &f)
+	f, err := r.o.flow(flowKey(src, dst))
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		r.Fatalf("read flow: %v", err)
 	}
 	return f, err == nil
+}
+
+// putFlow writes an entry of either family.
+func (r *rig) putFlow(k steerFlowKey, f steerFlow) {
+	r.Helper()
+	src, dst := fromBytes(k.Src), fromBytes(k.Dst)
+	if !src.Is4() {
+		r.put(r.o.ShuntFlows6, k, f)
+		return
+	}
+	r.put(r.o.ShuntFlows, steerFlowKey4{Src: src.As4(), Dst: dst.As4(), Sport: k.Sport, Dport: k.Dport}, f)
 }
 
 func (r *rig) wantFlags(src, dst netip.AddrPort, set, clear steerShuntFlowFlags) steerFlow {
@@ -272,13 +290,7 @@ func (r *rig) wantFlags(src, dst netip.AddrPort, set, clear steerShuntFlowFlags)
 
 func (r *rig) countFlows() (n int) {
 	r.Helper()
-	var k steerFlowKey
-	var f steerFlow
-	it := r.o.ShuntFlows.Iterate()
-	for it.Next(&k, &f) {
-		n++
-	}
-	if err := it.Err(); err != nil {
+	if err := r.o.scanFlows(func(steerFlowKey, *steerFlow) { n++ }); err != nil {
 		r.Fatalf("walk flows: %v", err)
 	}
 	return n

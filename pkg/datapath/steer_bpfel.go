@@ -43,7 +43,11 @@ type steerConfig struct {
 	Sample          uint32
 	FlowsPerSession uint32
 	FlowsSlack      uint32
-	Pad             uint32
+	DecayS          uint32
+	ClientEveryNs   uint64
+	ClientBurstNs   uint64
+	VipEveryNs      uint64
+	VipBurstNs      uint64
 }
 
 type steerDrop struct {
@@ -55,7 +59,8 @@ type steerDrop struct {
 
 type steerEpoch struct {
 	_     structs.HostLayout
-	Value uint64
+	Value uint32
+	Kill  uint32
 }
 
 type steerEvent struct {
@@ -74,32 +79,34 @@ type steerEvent struct {
 }
 
 type steerFlow struct {
-	_          structs.HostLayout
-	Src        [16]uint8
-	Dst        [16]uint8
-	Sport      uint16
-	Dport      uint16
-	Oif        uint32
-	DstMac     [6]uint8
-	SrcMac     [6]uint8
-	PeerMac    [6]uint8
-	L3Diff     uint16
-	L4Diff     uint16
-	Pad        uint16
-	Iif        uint32
-	Backend    uint32
-	VipId      uint32
-	Flags      uint32
-	Ack        uint32
-	Fin        uint32
-	Generation uint32
-	Pad2       uint32
-	Charge     int64
-	Epoch      uint64
-	CreatedNs  uint64
-	LastNs     uint64
-	Packets    uint64
-	Bytes      uint64
+	_         structs.HostLayout
+	Src4      [4]uint8
+	Dst4      [4]uint8
+	Sport     uint16
+	Dport     uint16
+	Oif       uint32
+	DstMac    [6]uint8
+	SrcMac    [6]uint8
+	L3Diff    uint16
+	L4Diff    uint16
+	Backend   uint16
+	VipId     uint16
+	Peer      uint32
+	Flags     uint32
+	Ack       uint32
+	Epoch     uint32
+	Last      uint32
+	Bytes     uint32
+	Packets   uint32
+	Src       [16]uint8
+	Dst       [16]uint8
+	CreatedNs uint64
+	Charge    uint32
+	Tokens    uint32
+	BytesHigh uint32
+	Fin       uint32
+	Seen      uint32
+	Answered  uint32
 }
 
 type steerFlowKey struct {
@@ -110,18 +117,46 @@ type steerFlowKey struct {
 	Dport uint16
 }
 
+type steerFlowKey4 struct {
+	_     structs.HostLayout
+	Src   [4]uint8
+	Dst   [4]uint8
+	Sport uint16
+	Dport uint16
+}
+
 type steerOpening struct {
-	_          structs.HostLayout
+	_   structs.HostLayout
+	Pkt struct {
+		_        structs.HostLayout
+		Key      steerFlowKey
+		Seq      uint32
+		Ack      uint32
+		Iif      uint32
+		IpLen    uint32
+		TcpLen   uint32
+		SrcMac   [6]uint8
+		DstMac   [6]uint8
+		TcpFlags uint8
+		TcpHead  uint8
+		Kind     uint8
+		V6       uint8
+	}
 	Flow       steerFlow
 	ReverseKey steerFlowKey
 	Session    steerSessionKey
 	VipKey     steerVipKey
 	Vip        steerVip
 	Backend    uint32
+	Charge     uint32
+	Epoch      uint32
 	Pad        uint32
-	Charge     uint64
-	Epoch      uint64
 	Now        uint64
+}
+
+type steerPortsMap struct {
+	_    structs.HostLayout
+	Bits [1024]uint64
 }
 
 type steerSession struct {
@@ -156,6 +191,7 @@ type steerSessionUse struct {
 	Seed        uint32
 	Sampled     uint32
 	FailedNs    uint64
+	RateNs      uint64
 }
 
 type steerShuntBackendFlags uint32
@@ -179,6 +215,8 @@ const (
 	steerShuntFlowFlagsSHUNT_FLOW_CLOSED  steerShuntFlowFlags = 512
 	steerShuntFlowFlagsSHUNT_FLOW_DEAD    steerShuntFlowFlags = 1024
 	steerShuntFlowFlagsSHUNT_FLOW_HELD    steerShuntFlowFlags = 2048
+	steerShuntFlowFlagsSHUNT_FLOW_KILLED  steerShuntFlowFlags = 4096
+	steerShuntFlowFlagsSHUNT_FLOW_DSR     steerShuntFlowFlags = 8192
 )
 
 type steerShuntPinFlags uint32
@@ -194,46 +232,52 @@ const (
 	steerShuntReasonSHUNT_PASS_NOT_IP          steerShuntReason = 1
 	steerShuntReasonSHUNT_PASS_VLAN            steerShuntReason = 2
 	steerShuntReasonSHUNT_PASS_NOT_TCP         steerShuntReason = 3
-	steerShuntReasonSHUNT_PASS_ODD_HEADER      steerShuntReason = 4
-	steerShuntReasonSHUNT_PASS_NO_FLOW         steerShuntReason = 5
-	steerShuntReasonSHUNT_PASS_NO_VIP          steerShuntReason = 6
-	steerShuntReasonSHUNT_PASS_NO_SESSION      steerShuntReason = 7
-	steerShuntReasonSHUNT_PASS_LEASE_IDLE      steerShuntReason = 8
-	steerShuntReasonSHUNT_PASS_LEASE_EXPIRED   steerShuntReason = 9
-	steerShuntReasonSHUNT_PASS_LEASE_USED_UP   steerShuntReason = 10
-	steerShuntReasonSHUNT_PASS_GENERATION      steerShuntReason = 11
-	steerShuntReasonSHUNT_PASS_BACKEND_UNKNOWN steerShuntReason = 12
-	steerShuntReasonSHUNT_PASS_BACKEND_DOWN    steerShuntReason = 13
-	steerShuntReasonSHUNT_PASS_BACKEND_ADMIN   steerShuntReason = 14
-	steerShuntReasonSHUNT_PASS_BACKEND_LOCAL   steerShuntReason = 15
-	steerShuntReasonSHUNT_PASS_BACKEND_FAMILY  steerShuntReason = 16
-	steerShuntReasonSHUNT_PASS_NO_NEIGHBOUR    steerShuntReason = 17
-	steerShuntReasonSHUNT_PASS_SAMPLED         steerShuntReason = 18
-	steerShuntReasonSHUNT_PASS_OPEN_FLOWS      steerShuntReason = 19
-	steerShuntReasonSHUNT_PASS_OVER_LIMIT      steerShuntReason = 20
-	steerShuntReasonSHUNT_PASS_BAD_CHECKSUM    steerShuntReason = 21
-	steerShuntReasonSHUNT_PASS_SYN_DATA        steerShuntReason = 22
-	steerShuntReasonSHUNT_PASS_LIVE_SOCKET     steerShuntReason = 23
-	steerShuntReasonSHUNT_PASS_NO_PORT         steerShuntReason = 24
-	steerShuntReasonSHUNT_PASS_TABLE_FULL      steerShuntReason = 25
-	steerShuntReasonSHUNT_PASS_CONNECT_FAILED  steerShuntReason = 26
-	steerShuntReasonSHUNT_PASS_ICMP            steerShuntReason = 27
-	steerShuntReasonSHUNT_DROP_ODD_HEADER      steerShuntReason = 28
-	steerShuntReasonSHUNT_DROP_CONNECT_RESET   steerShuntReason = 29
-	steerShuntReasonSHUNT_DROP_FLOW_CLOSED     steerShuntReason = 30
-	steerShuntReasonSHUNT_DROP_ICMP            steerShuntReason = 31
-	steerShuntReasonSHUNT_LOST_EVENT           steerShuntReason = 32
-	steerShuntReasonSHUNT_REASON_MAX           steerShuntReason = 33
+	steerShuntReasonSHUNT_PASS_OTHER_PORT      steerShuntReason = 4
+	steerShuntReasonSHUNT_PASS_ODD_HEADER      steerShuntReason = 5
+	steerShuntReasonSHUNT_PASS_NO_FLOW         steerShuntReason = 6
+	steerShuntReasonSHUNT_PASS_NO_VIP          steerShuntReason = 7
+	steerShuntReasonSHUNT_PASS_NO_SESSION      steerShuntReason = 8
+	steerShuntReasonSHUNT_PASS_LEASE_IDLE      steerShuntReason = 9
+	steerShuntReasonSHUNT_PASS_LEASE_EXPIRED   steerShuntReason = 10
+	steerShuntReasonSHUNT_PASS_LEASE_USED_UP   steerShuntReason = 11
+	steerShuntReasonSHUNT_PASS_GENERATION      steerShuntReason = 12
+	steerShuntReasonSHUNT_PASS_BACKEND_UNKNOWN steerShuntReason = 13
+	steerShuntReasonSHUNT_PASS_BACKEND_DOWN    steerShuntReason = 14
+	steerShuntReasonSHUNT_PASS_BACKEND_ADMIN   steerShuntReason = 15
+	steerShuntReasonSHUNT_PASS_BACKEND_LOCAL   steerShuntReason = 16
+	steerShuntReasonSHUNT_PASS_BACKEND_FAMILY  steerShuntReason = 17
+	steerShuntReasonSHUNT_PASS_NO_NEIGHBOUR    steerShuntReason = 18
+	steerShuntReasonSHUNT_PASS_SAMPLED         steerShuntReason = 19
+	steerShuntReasonSHUNT_PASS_OPEN_FLOWS      steerShuntReason = 20
+	steerShuntReasonSHUNT_PASS_CLIENT_RATE     steerShuntReason = 21
+	steerShuntReasonSHUNT_PASS_VIP_RATE        steerShuntReason = 22
+	steerShuntReasonSHUNT_PASS_OVER_LIMIT      steerShuntReason = 23
+	steerShuntReasonSHUNT_PASS_BAD_CHECKSUM    steerShuntReason = 24
+	steerShuntReasonSHUNT_PASS_SYN_DATA        steerShuntReason = 25
+	steerShuntReasonSHUNT_PASS_LIVE_SOCKET     steerShuntReason = 26
+	steerShuntReasonSHUNT_PASS_NO_PORT         steerShuntReason = 27
+	steerShuntReasonSHUNT_PASS_TABLE_FULL      steerShuntReason = 28
+	steerShuntReasonSHUNT_PASS_CONNECT_FAILED  steerShuntReason = 29
+	steerShuntReasonSHUNT_PASS_ICMP            steerShuntReason = 30
+	steerShuntReasonSHUNT_DROP_ODD_HEADER      steerShuntReason = 31
+	steerShuntReasonSHUNT_DROP_CONNECT_RESET   steerShuntReason = 32
+	steerShuntReasonSHUNT_DROP_FLOW_CLOSED     steerShuntReason = 33
+	steerShuntReasonSHUNT_DROP_FLOW_KILLED     steerShuntReason = 34
+	steerShuntReasonSHUNT_DROP_ICMP            steerShuntReason = 35
+	steerShuntReasonSHUNT_LOST_EVENT           steerShuntReason = 36
+	steerShuntReasonSHUNT_REASON_MAX           steerShuntReason = 37
 )
 
 type steerShuntSizes uint32
 
 const (
-	steerShuntSizesSHUNT_ABI          steerShuntSizes = 1
+	steerShuntSizesSHUNT_ABI          steerShuntSizes = 2
 	steerShuntSizesSHUNT_MAX_BACKENDS steerShuntSizes = 1024
 	steerShuntSizesSHUNT_MAX_VIPS     steerShuntSizes = 64
 	steerShuntSizesSHUNT_MAX_SESSIONS steerShuntSizes = 65536
 	steerShuntSizesSHUNT_MAX_FLOWS    steerShuntSizes = 262144
+	steerShuntSizesSHUNT_MAX_FLOWS6   steerShuntSizes = 131072
+	steerShuntSizesSHUNT_TICK_SHIFT   steerShuntSizes = 20
 	steerShuntSizesSHUNT_EVENTS_BYTES steerShuntSizes = 1048576
 	steerShuntSizesSHUNT_NAME_LEN     steerShuntSizes = 32
 )
@@ -281,6 +325,11 @@ type steerVipKey struct {
 	Pad  uint16
 }
 
+type steerVipUse struct {
+	_      structs.HostLayout
+	RateNs uint64
+}
+
 type steerWeight struct {
 	_              structs.HostLayout
 	L7Tokens       int64
@@ -302,11 +351,14 @@ const (
 	steerMapShuntEpochs   = "shunt_epochs"
 	steerMapShuntEvents   = "shunt_events"
 	steerMapShuntFlows    = "shunt_flows"
+	steerMapShuntFlows6   = "shunt_flows6"
+	steerMapShuntPorts    = "shunt_ports"
 	steerMapShuntScratch  = "shunt_scratch"
 	steerMapShuntSessUse  = "shunt_sess_use"
 	steerMapShuntSessions = "shunt_sessions"
 	steerMapShuntState    = "shunt_state"
 	steerMapShuntStats    = "shunt_stats"
+	steerMapShuntVipUse   = "shunt_vip_use"
 	steerMapShuntVips     = "shunt_vips"
 	steerMapShuntWeights  = "shunt_weights"
 	steerProgShuntArm     = "shunt_arm"
@@ -380,11 +432,14 @@ type steerMapSpecs struct {
 	ShuntEpochs   *ebpf.MapSpec `ebpf:"shunt_epochs"`
 	ShuntEvents   *ebpf.MapSpec `ebpf:"shunt_events"`
 	ShuntFlows    *ebpf.MapSpec `ebpf:"shunt_flows"`
+	ShuntFlows6   *ebpf.MapSpec `ebpf:"shunt_flows6"`
+	ShuntPorts    *ebpf.MapSpec `ebpf:"shunt_ports"`
 	ShuntScratch  *ebpf.MapSpec `ebpf:"shunt_scratch"`
 	ShuntSessUse  *ebpf.MapSpec `ebpf:"shunt_sess_use"`
 	ShuntSessions *ebpf.MapSpec `ebpf:"shunt_sessions"`
 	ShuntState    *ebpf.MapSpec `ebpf:"shunt_state"`
 	ShuntStats    *ebpf.MapSpec `ebpf:"shunt_stats"`
+	ShuntVipUse   *ebpf.MapSpec `ebpf:"shunt_vip_use"`
 	ShuntVips     *ebpf.MapSpec `ebpf:"shunt_vips"`
 	ShuntWeights  *ebpf.MapSpec `ebpf:"shunt_weights"`
 }
@@ -432,11 +487,14 @@ type steerMaps struct {
 	ShuntEpochs   *ebpf.Map `ebpf:"shunt_epochs"`
 	ShuntEvents   *ebpf.Map `ebpf:"shunt_events"`
 	ShuntFlows    *ebpf.Map `ebpf:"shunt_flows"`
+	ShuntFlows6   *ebpf.Map `ebpf:"shunt_flows6"`
+	ShuntPorts    *ebpf.Map `ebpf:"shunt_ports"`
 	ShuntScratch  *ebpf.Map `ebpf:"shunt_scratch"`
 	ShuntSessUse  *ebpf.Map `ebpf:"shunt_sess_use"`
 	ShuntSessions *ebpf.Map `ebpf:"shunt_sessions"`
 	ShuntState    *ebpf.Map `ebpf:"shunt_state"`
 	ShuntStats    *ebpf.Map `ebpf:"shunt_stats"`
+	ShuntVipUse   *ebpf.Map `ebpf:"shunt_vip_use"`
 	ShuntVips     *ebpf.Map `ebpf:"shunt_vips"`
 	ShuntWeights  *ebpf.Map `ebpf:"shunt_weights"`
 }
@@ -450,11 +508,14 @@ func (m *steerMaps) Close() error {
 		m.ShuntEpochs,
 		m.ShuntEvents,
 		m.ShuntFlows,
+		m.ShuntFlows6,
+		m.ShuntPorts,
 		m.ShuntScratch,
 		m.ShuntSessUse,
 		m.ShuntSessions,
 		m.ShuntState,
 		m.ShuntStats,
+		m.ShuntVipUse,
 		m.ShuntVips,
 		m.ShuntWeights,
 	)

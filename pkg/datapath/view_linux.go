@@ -86,17 +86,59 @@ func (d *Datapath) names() map[fleet.ID]string {
 	return names
 }
 
+// flowEntry is one direction of a flow, of either family.
+type flowEntry struct {
+	key   steerFlowKey
+	value steerFlow
+}
+
+// wide is the key of both families' entries.
+func wide(k steerFlowKey4) steerFlowKey {
+	return steerFlowKey{Src: toBytes(netip.AddrFrom4(k.Src)), Dst: toBytes(netip.AddrFrom4(k.Dst)), Sport: k.Sport, Dport: k.Dport}
+}
+
+// scanFlows calls fn for the entries of both families.
+func (m *steerMaps) scanFlows(fn func(steerFlowKey, *steerFlow)) error {
+	if err := scan(m.ShuntFlows, func(k steerFlowKey4, f *steerFlow) { fn(wide(k), f) }); err != nil {
+		return err
+	}
+	return scan(m.ShuntFlows6, fn)
+}
+
+// flow reads one entry.
+func (m *steerMaps) flow(k steerFlowKey) (f steerFlow, err error) {
+	src, dst := fromBytes(k.Src), fromBytes(k.Dst)
+	if src.Is4() && dst.Is4() {
+		err = m.ShuntFlows.Lookup(steerFlowKey4{Src: src.As4(), Dst: dst.As4(), Sport: k.Sport, Dport: k.Dport}, &f)
+	} else {
+		err = m.ShuntFlows6.Lookup(k, &f)
+	}
+	return f, err
+}
+
+// answerKey is the key of the entry for packets that answer f's.
+func answerKey(f *steerFlow) steerFlowKey {
+	return steerFlowKey{Src: f.Dst, Dst: f.Src, Sport: f.Dport, Dport: f.Sport}
+}
+
+func (f *steerFlow) bytes() uint64 { return uint64(f.BytesHigh)<<32 | uint64(f.Bytes) }
+
+// idle is the time since a flow's last packet, to the second.
+func (f *steerFlow) idle(now uint64) time.Duration {
+	return time.Duration(max(int32(uint32(now>>tickShift)-f.Last), 0)) << tickShift
+}
+
+const tickShift = int(steerShuntSizesSHUNT_TICK_SHIFT)
+
+func (f *steerFlow) has(bits steerShuntFlowFlags) bool { return f.Flags&uint32(bits) != 0 }
+
 // Flows returns steered connections, at most most of them (0 = all), in no order.
 func (d *Datapath) Flows(most int) ([]Flow, error) {
 	names, now := d.names(), d.clock.now()
-	type entry struct {
-		key   steerFlowKey
-		value steerFlow
-	}
-	var found []entry
-	if err := scan(d.m.ShuntFlows, func(k steerFlowKey, f *steerFlow) {
-		if f.Flags&uint32(steerShuntFlowFlagsSHUNT_FLOW_FORWARD) != 0 && (most <= 0 || len(found) < most) {
-			found = append(found, entry{k, *f})
+	var found []flowEntry
+	if err := d.m.scanFlows(func(k steerFlowKey, f *steerFlow) {
+		if f.has(steerShuntFlowFlagsSHUNT_FLOW_FORWARD) && (most <= 0 || len(found) < most) {
+			found = append(found, flowEntry{k, *f})
 		}
 	}); err != nil {
 		return nil, err
@@ -108,16 +150,12 @@ func (d *Datapath) Flows(most int) ([]Flow, error) {
 			Client: netip.AddrPortFrom(fromBytes(k.Src), k.Sport), VIP: netip.AddrPortFrom(fromBytes(k.Dst), k.Dport),
 			NAT: netip.AddrPortFrom(fromBytes(f.Src), f.Sport), Steer: netip.AddrPortFrom(fromBytes(f.Dst), f.Dport),
 			Backend: fleet.ID(f.Backend), Name: names[fleet.ID(f.Backend)], State: flowState(f.Flags),
-			Age: since(now, f.CreatedNs), Tokens: f.Charge, PacketsIn: f.Packets, BytesIn: f.Bytes,
+			Age: since(now, f.CreatedNs), Idle: f.idle(now), Tokens: int64(f.Charge), PacketsIn: uint64(f.Packets), BytesIn: f.bytes(),
 		}
-		last := f.LastNs
-		var back steerFlow
-		reverse := steerFlowKey{Src: f.Dst, Dst: f.Src, Sport: f.Dport, Dport: f.Sport}
-		if d.m.ShuntFlows.Lookup(reverse, &back) == nil {
-			out.PacketsOut, out.BytesOut = back.Packets, back.Bytes
-			last = max(last, back.LastNs)
+		if back, err := d.m.flow(answerKey(f)); err == nil {
+			out.PacketsOut, out.BytesOut = uint64(back.Packets), back.bytes()
+			out.Idle = min(out.Idle, back.idle(now))
 		}
-		out.Idle = since(now, last)
 		flows = append(flows, out)
 	}
 	return flows, nil

@@ -111,6 +111,11 @@ func (d *Datapath) syncVIPs() error {
 			PortBase: d.set.NATPorts.First, PortCount: uint16(min(int(d.set.NATPorts.Last)-int(d.set.NATPorts.First)+1, 65535)),
 		}
 	}
+	// Before anything can be steered by them. A port is never taken back while the program runs: a flow may still need it.
+	d.ports.add(d.set.NATPorts)
+	for _, v := range d.set.VIPs {
+		d.ports.add(netdev.PortRange{First: v.Addr.Port(), Last: v.Addr.Port()})
+	}
 	used := map[uint32]bool{}
 	for k, v := range d.vips {
 		if _, stays := want[k]; stays {
