@@ -80,6 +80,9 @@ func newDaemon(t *testing.T, ln net.Listener) *daemon {
 		Backends: 2, BackendsUp: 1, Requests: 1234, InflightRequests: 5, SteeredConnections: 99, SteeredFlows: 3, Pins: 2,
 		Kernel: admin.Kernel{Live: true, Mode: "nat", Target: "engine", Interfaces: []string{"eth0 (xdp)"}, VIPs: []string{"10.0.0.1:8080"},
 			NATPorts: "20000-32767", Instance: "default", PinDir: "/sys/fs/bpf/shunt/default/v1"},
+		Tokens: admin.Tokens{CacheHitRatio: 0.75, EstimatedBytes: 12, Calibration: []admin.Calibration{
+			{Pool: "llama", Model: "llama-3", Factor: 1.0731, Applied: true, Confidence: 0.925, Spread: 0.02, Samples: 40, Rejected: 3},
+			{Pool: "llama", Model: "other", Factor: 1, Confidence: 0.1, Samples: 2}}},
 	}}
 	s := admin.New(admin.Options{
 		Status: func() admin.Status { return d.status },

@@ -97,6 +97,16 @@ func writeStatus(w io.Writer, s admin.Status) {
 	}
 	t.row("backends", fmt.Sprintf("%d of %d up", s.BackendsUp, s.Backends))
 	t.row("requests", fmt.Sprintf("%d served by the front end, %d open", s.Requests, s.InflightRequests))
+	for _, c := range s.Tokens.Calibration {
+		text := fmt.Sprintf("%s/%s: %.3f tokens for each one counted; confidence %.2f, %d requests", c.Pool, c.Model, c.Factor, c.Confidence, c.Samples)
+		if c.Rejected > 0 {
+			text += fmt.Sprintf(", %d not believed", c.Rejected)
+		}
+		if !c.Applied {
+			text += "; not applied"
+		}
+		t.row("calibration", text)
+	}
 	k := s.Kernel
 	switch {
 	case k.Mode == "off":

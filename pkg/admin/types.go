@@ -20,6 +20,26 @@ type Status struct {
 	SteeredFlows       int64   `json:"steered_flows"`       // open now
 	Sessions           int64   `json:"sessions"`            // that the front end knows
 	Pins               int64   `json:"pins"`                // client addresses that are pinned now
+	Tokens             Tokens  `json:"tokens"`
+}
+
+// Tokens says how prompts are counted.
+type Tokens struct {
+	CacheHitRatio  float64       `json:"cache_hit_ratio"` // bytes of prompts whose count was remembered, of all
+	EstimatedBytes int64         `json:"estimated_bytes"` // not encoded but estimated
+	Calibration    []Calibration `json:"calibration,omitempty"`
+}
+
+// Calibration is what was learned of a model's own tokens from the usage that its engines report.
+type Calibration struct {
+	Pool       string  `json:"pool"`
+	Model      string  `json:"model"`      // as configured, or "other"
+	Factor     float64 `json:"factor"`     // by which counts are multiplied
+	Applied    bool    `json:"applied"`    // the pool's encoding is auto; otherwise the factor is only shown
+	Confidence float64 `json:"confidence"` // 0 to 1; the factor is 1 at 0
+	Spread     float64 `json:"spread"`     // half of the requests are that near, as a share
+	Samples    int64   `json:"samples"`
+	Rejected   int64   `json:"rejected"` // requests whose usage cannot be true
 }
 
 // Kernel is the state of the kernel path.

@@ -66,6 +66,8 @@ type app struct {
 	needs   atomic.Pointer[map[string]policy.Needs]
 	counter *tokens.Counter
 
+	calibration *calibration
+
 	registry   *prometheus.Registry
 	fleet      *fleet.Fleet
 	checker    *health.Checker
@@ -106,7 +108,8 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &app{o: o, log: log, started: time.Now(), registry: metrics.NewRegistry(o.Version), closeLog: func() error { return nil }}
+	a := &app{o: o, log: log, started: time.Now(), registry: metrics.NewRegistry(o.Version), calibration: newCalibration(),
+		closeLog: func() error { return nil }}
 	defer func() {
 		if err != nil {
 			a.close()
@@ -146,7 +149,7 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 		pins = a.kernel.pins
 		a.registry.MustRegister(a.kernel.dp.Collector())
 	}
-	a.registry.MustRegister(&collector{a})
+	a.registry.MustRegister(&collector{a}, &tokensCollector{a})
 	a.checker = health.New(health.Options{Backends: a.fleet.Backends,
 		Settings: func(b *fleet.Backend) health.Settings { return (*a.checks.Load())(b) }, OnChange: a.healthChanged})
 
@@ -156,19 +159,20 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 	}
 	a.closeLog = closeLog
 	a.proxy, err = proxy.New(proxy.Options{
-		Dynamic:   a.dynamic(cfg),
-		Fleet:     a.fleet,
-		Counter:   a.counter,
-		Tracker:   a.tracker,
-		Pins:      pins,
-		Needs:     func(pool string) policy.Needs { return (*a.needs.Load())[pool] },
-		Metrics:   a.registry,
-		AccessLog: accessLog(access),
-		Logger:    log,
-		Ingress:   a.ingresses.Contains,
-		Report:    a.report,
-		PeerInfo:  a.peerInfo,
-		OnProbe:   a.ingresses.Probed,
+		Dynamic:     a.dynamic(cfg),
+		Fleet:       a.fleet,
+		Counter:     a.counter,
+		Calibration: a.calibration,
+		Tracker:     a.tracker,
+		Pins:        pins,
+		Needs:       func(pool string) policy.Needs { return (*a.needs.Load())[pool] },
+		Metrics:     a.registry,
+		AccessLog:   accessLog(access),
+		Logger:      log,
+		Ingress:     a.ingresses.Contains,
+		Report:      a.report,
+		PeerInfo:    a.peerInfo,
+		OnProbe:     a.ingresses.Probed,
 	})
 	if err != nil {
 		return nil, err
@@ -258,6 +262,7 @@ func (a *app) apply(cfg *config.Config) error {
 	a.needs.Store(&needs)
 	checks := healthSettings(cfg)
 	a.checks.Store(&checks)
+	a.calibration.apply(cfg)
 	a.cfg.Store(cfg)
 	for _, b := range before {
 		if b.Gone() {

@@ -18,7 +18,7 @@ func (a *app) status() admin.Status {
 	s := admin.Status{
 		Version: a.o.Version, UptimeSeconds: time.Since(a.started).Seconds(), Listen: cfg.Listen.String(), ConfigFile: a.o.ConfigPath,
 		Backends: len(a.fleet.Backends()), Requests: a.served(), Sessions: int64(a.tracker.Len()),
-		Kernel: admin.Kernel{Mode: cfg.Steering.Mode, Reason: a.noKernel},
+		Kernel: admin.Kernel{Mode: cfg.Steering.Mode, Reason: a.noKernel}, Tokens: a.tokensStatus(),
 	}
 	if err := a.ready(); err != nil {
 		s.NotReady = err.Error()
