@@ -8,6 +8,8 @@ import (
 	"math/bits"
 	"unicode/utf8"
 	"unsafe"
+
+	"golang.org/x/text/unicode/norm"
 )
 
 const (
@@ -34,7 +36,8 @@ type state struct {
 	tail     [64 + padding]byte
 	toks     []uint32
 	dead     []uint64
-	clean    []byte
+	clean    []byte // the text without what is not UTF-8
+	norm     []byte // the text in NFC
 	maxPiece int
 	cut      bool
 	work     int // steps of merging, and pieces
@@ -62,8 +65,8 @@ func (e *Encoding) put(st *state) {
 	if len(st.toks) > keepRoom {
 		st.toks, st.dead = make([]uint32, 512), make([]uint64, 512/64+1)
 	}
-	if cap(st.clean) > keepRoom {
-		st.clean = nil
+	if cap(st.clean)+cap(st.norm) > keepRoom {
+		st.clean, st.norm = nil, nil
 	}
 	e.states.Put(st)
 }
@@ -87,6 +90,9 @@ func (e *Encoding) CountCut(text string, maxPiece int) (n int, cut bool) {
 	st.maxPiece, st.cut = maxPiece, false
 	if maxPiece <= 0 {
 		st.maxPiece = math.MaxInt
+	}
+	if e.nfc && !norm.NFC.IsNormalString(text) {
+		text = st.normalize(text)
 	}
 	n = e.count(st, text)
 	cut = st.cut
@@ -124,7 +130,7 @@ func (e *Encoding) count(st *state, text string) (total int) {
 				break
 			}
 		}
-		end, wide := e.rules.next(e, text, i)
+		end, wide := e.next(text, i)
 		if end < 0 {
 			st.sanitize(text[i:])
 			return total + e.count(st, unsafe.String(unsafe.SliceData(st.clean), len(st.clean)))
@@ -143,6 +149,12 @@ func (st *state) sanitize(text string) {
 		st.clean = utf8.AppendRune(st.clean, r)
 		text = text[n:]
 	}
+}
+
+// normalize writes text in NFC. Bytes that are not UTF-8 stay as they are.
+func (st *state) normalize(text string) string {
+	st.norm = norm.NFC.AppendString(st.norm[:0], text)
+	return unsafe.String(unsafe.SliceData(st.norm), len(st.norm))
 }
 
 // piece counts the tokens of one piece.

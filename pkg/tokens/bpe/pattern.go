@@ -2,6 +2,8 @@
 
 package bpe
 
+import "unicode/utf8"
+
 // Pattern is a way of splitting text into the pieces that are merged each on its own.
 type Pattern uint8
 
@@ -26,10 +28,10 @@ type splitRules struct {
 	suffix    bool  // a contraction belongs to the word before
 	cases     bool  // a word ends where an upper case letter follows a lower case one, and marks are letters
 	tail      class // which of \r, \n and / can follow symbols in their piece
-	anyPrefix bool  // a word can begin with any character but line ends, letters and numbers; else with a space
+	stretches bool  // DeepSeek's
+	plain     bool  // GPT-2's
 	fast      bool  // the ASCII loop knows the rules
 	longS     bool  // ſ is an s in a contraction
-	next      func(e *Encoding, text string, i int) (end int, wide bool)
 }
 
 const (
@@ -38,9 +40,77 @@ const (
 )
 
 var patternRules = map[Pattern]splitRules{
-	CL100k: {digits: 3, quotes: true, tail: tailLines, anyPrefix: true, fast: true, next: (*Encoding).nextPiece},
-	O200k:  {digits: 3, suffix: true, cases: true, tail: tailLines | tailSlash, anyPrefix: true, fast: true, next: (*Encoding).nextPiece},
-	Qwen2:  {digits: 1, quotes: true, tail: tailLines, anyPrefix: true, fast: true, next: (*Encoding).nextPiece},
+	CL100k:   {digits: 3, quotes: true, tail: tailLines, fast: true},
+	O200k:    {digits: 3, suffix: true, cases: true, tail: tailLines | tailSlash, fast: true},
+	Qwen2:    {digits: 1, quotes: true, tail: tailLines, fast: true},
+	DeepSeek: {stretches: true},
+	GPT2:     {plain: true},
+}
+
+// next is the piece at text[i] by the encoding's pattern; see nextPiece.
+func (e *Encoding) next(text string, i int) (end int, wide bool) {
+	switch {
+	case e.rules.stretches:
+		return e.deepSeekPiece(text, i)
+	case e.rules.plain:
+		return e.gpt2Piece(text, i)
+	}
+	return e.nextPiece(text, i)
+}
+
+// gpt2Piece is nextPiece for GPT-2's pattern, where only a space goes before a word, a number or symbols, runs of numbers
+// have no bound, contractions are lower case, and line ends are white space like any other.
+func (e *Encoding) gpt2Piece(text string, i int) (end int, wide bool) {
+	if text[i] == '\'' && i+1 < len(text) {
+		if n := e.contraction(text, i); n > 0 && text[i+1] >= 'a' && text[i+n-1] >= 'a' {
+			return i + n, false
+		}
+	}
+	j := i
+	if text[i] == ' ' && i+1 < len(text) {
+		j++
+	}
+	r, size := decode(text, j)
+	if size == 0 {
+		// The invalid byte is a symbol, which the space belongs to.
+		return -1, false
+	}
+	switch c := classOf(r); {
+	case c&isLetter != 0:
+		return runOf(text, j, isLetter, isLetter)
+	case c&isNumber != 0:
+		return runOf(text, j, isNumber, isNumber)
+	case c&isWord == 0:
+		return runOf(text, j, isWord, 0)
+	}
+	end, wide = runOf(text, i, isSpace, isSpace)
+	if end < 0 || end == len(text) {
+		return end, wide
+	}
+	// All but the last character, if there are several.
+	_, n := utf8.DecodeLastRuneInString(text[:end])
+	return max(end-n, i+sizeAt(text, i)), wide
+}
+
+func sizeAt(text string, i int) int {
+	_, n := decode(text, i)
+	return n
+}
+
+// runOf returns the end of the run at i of characters whose class is want in mask.
+func runOf(text string, i int, mask, want class) (end int, wide bool) {
+	for i < len(text) {
+		r, n := decode(text, i)
+		if n == 0 {
+			return -1, false
+		}
+		if classOf(r)&mask != want {
+			break
+		}
+		wide = wide || n > 2
+		i += n
+	}
+	return i, wide
 }
 
 // contraction returns the length of the contraction that text[i:] begins with, or 0.

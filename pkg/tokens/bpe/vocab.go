@@ -15,6 +15,7 @@ import (
 type Encoding struct {
 	pattern Pattern
 	rules   splitRules
+	nfc     bool // normalize first
 
 	trie    trie
 	pairs   pairTable
@@ -109,6 +110,15 @@ func New(ranks map[string]int, p Pattern) (*Encoding, error) {
 		}
 		if ids[i] == none {
 			b.addWhole(t)
+		}
+	}
+	// A token whose halves come later in the order can still be merged where they meet.
+	for _, i := range order {
+		for p := prefix[i]; ids[i] == none && p >= 0; p = prefix[p] {
+			rest, ok := ranks[tokens[i][len(tokens[p]):]]
+			if ok && ids[p] != none && idOf[rest] != none && b.e.valid(ids[p], idOf[rest], &b.work) {
+				return nil, fmt.Errorf("%w: token %q comes before its halves", ErrVocabulary, tokens[i])
+			}
 		}
 	}
 	reached := tokens[:0]
