@@ -183,7 +183,7 @@ func TestDaemonHoldsNothingOfTheLab(t *testing.T) {
 	banned := []string{
 		module + "/pkg/sim", module + "/pkg/e2e", module + "/pkg/datapath/dptest", module + "/pkg/netdev/lab",
 		module + "/pkg/policy/policytest", module + "/pkg/metrics/metricstest",
-		module + "/pkg/session/pintest",
+		module + "/pkg/session/pintest", module + "/pkg/tokens/tokenstest",
 		"github.com/gopacket/gopacket", "testing",
 	}
 	found := false

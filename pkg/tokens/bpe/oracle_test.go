@@ -3,11 +3,19 @@
 package bpe
 
 import (
+	"math/rand/v2"
+	"os"
+	"strings"
 	"sync"
 	"testing"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/pkoukk/tiktoken-go"
 	tiktokenloader "github.com/pkoukk/tiktoken-go-loader"
+	"pgregory.net/rapid"
+
+	"github.com/shunt-lb/shunt/pkg/tokens/tokenstest"
 )
 
 // pair is an encoding and tiktoken-go's of the same name.
@@ -44,7 +52,10 @@ var pairsOnce = sync.OnceValues(func() ([]pair, error) {
 	return out, nil
 })
 
-func pairs(t testing.TB) []pair {
+func pairs(t interface {
+	Helper()
+	Fatal(...any)
+}) []pair {
 	t.Helper()
 	p, err := pairsOnce()
 	if err != nil {
@@ -65,13 +76,121 @@ func check(t testing.TB, text string) {
 func TestEdges(t *testing.T) {
 	for _, s := range []string{
 		"", "a", "hello world", "Hello, World! Don't you'll I'VE 'tis '", "  \n\n  x", "a \n \n b", "3² ³", "亚洲AV亚洲av", "e\u0301\u0301x",
-		"\u0301abc", "'ſabc x'ſ", "ABC'S abc'Ll'x", "foo//\r\n/x", "--------------------------------------------------------------------x",
-		"\xff", "a\xffb", "\xe4\xbd", "ab \xff cd", "  \xff", "\u00a0\u3000x", "12345678 ١٢٣٤", "中文测试，你好世界！今天天气不错", "こんにちは世界", "안녕하세요 세계",
-		"👍👍🏽👨‍👩‍👧", "\ufeffabc", "HTTPServerURL getElementsByClassNameAndSomethingVeryLongIndeedYes", "tab\tindent\n\t\treturn x\n", "it's 'S 'T '",
-		"a b c d e f g h i j k l m n o p q r s t u v w x y z 'quoted' \"double\" ABCDEFGHIJKLMNOP ABCDEFGHijk", "x                    y\n      \n  ",
-		"word’s word—word … “quotes”", "\x00\x01ab\x00\x00", "a\x00", "a", "\u0085 \u0085", "ǅabc ʰabc Ⅷ³x",
+		"\u0301abc", "'ſabc x'ſ", "ABC'S abc'Ll'x", "foo//\r\n/x", strings.Repeat("-", 80) + "x", "\xff", "a\xffb", "\xe4\xbd", "ab \xff cd",
+		"  \xff", "\u00a0\u3000x", "12345678 ١٢٣٤", "中文测试，你好世界！今天天气不错", "こんにちは世界", "안녕하세요 세계", "👍👍🏽👨‍👩‍👧", "\ufeffabc",
+		"HTTPServerURL getElementsByClassNameAndSomethingVeryLongIndeedYes", "tab\tindent\n\t\treturn x\n", "it's 'S 'T '",
+		"a b c d e f g h i j k l m n o p q r s t u v w x y z 'quoted' \"double\" ABCDEFGHIJKLMNOP ABCDEFGHijk",
+		"x                    y\n      \n  ", "word’s word—word … “quotes”", "\x00\x01ab\x00\x00", "a\x00", "\u0085 \u0085", "ǅabc ʰabc Ⅷ³x",
+		"\xed\xa0\x80", "\xf4\x90\x80\x80", "\xc0\x80", "中\xe4\xb8", "\xe4\xb8中", "<|endoftext|><|im_start|>", "'", "''", "'r", "'re", "'l", "ab'l", "ab're",
 	} {
 		check(t, s)
 		check(t, s+" and some more text behind it, so that the loop sees it.")
+		// Every distance from the place where the loop hands over to a copy.
+		for n := range padding {
+			check(t, s+strings.Repeat("x", n))
+		}
 	}
+}
+
+func TestCorpora(t *testing.T) {
+	for _, kind := range tokenstest.Kinds() {
+		text := tokenstest.Text(kind, 11, 40<<10)
+		if kind == "base64" {
+			text = text[:16<<10]
+		}
+		for size := range []int{0, 1, 2} { // whole, in messages, in scraps
+			step := []int{len(text), 2000, 61}[size]
+			sum := text
+			if size > 0 {
+				sum = text[:len(text)/4]
+			}
+			for len(sum) > 0 {
+				n := min(step, len(sum))
+				check(t, sum[:n]) // cuts characters too, so that invalid ends are counted
+				sum = sum[n:]
+			}
+			if t.Failed() {
+				t.Fatalf("in %s", kind)
+			}
+		}
+	}
+}
+
+// Every code point, beside others and beside a letter; and a sample of them in a longer context, all with SHUNT_SOAK=1.
+func TestCodePoints(t *testing.T) {
+	all := os.Getenv("SHUNT_SOAK") == "1"
+	rng := rand.New(rand.NewPCG(5, 6))
+	var row, full strings.Builder
+	flush := func() {
+		check(t, row.String())
+		check(t, full.String())
+		row.Reset()
+		full.Reset()
+	}
+	for r := rune(0); r <= unicode.MaxRune; r++ {
+		if !utf8.ValidRune(r) {
+			continue
+		}
+		c := string(r)
+		assigned := unicode.In(r, unicode.L, unicode.M, unicode.N, unicode.P, unicode.S, unicode.Z, unicode.C)
+		// What is not assigned is one class, in runs of some; else a letter between any two.
+		row.WriteString(c)
+		if assigned && !unicode.In(r, unicode.Co) || r%16 == 0 {
+			row.WriteString("a")
+		}
+		if all || rng.IntN(400) == 0 || assigned && rng.IntN(30) == 0 {
+			full.WriteString("a" + c + "B " + c + c + "c1" + c + "\n" + c + " 's" + c + "'s " + c + "." + c + "/\r\n")
+		}
+		if r%1024 == 1023 {
+			flush()
+		}
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	flush()
+}
+
+func TestRandomText(t *testing.T) {
+	words := rapid.OneOf(
+		rapid.SampledFrom([]string{"the", " ", "  ", "\n", "\r\n", "\n\n", "\t", "word", "Don't", "'s", "'RE", "x", "X", "camelCase", "123", "4", "²",
+			".", ",", "();", "//", "/", "中文", "ü", "é", "e\u0301", "👍", "\u3000", "\u00a0", "\u2028", "ǅ", "ªº", "-", "\x00", "I'll", "’",
+			"func main() {\n", "\tif a != b {\n", "\v", "\u0085", "\xff", "\xe4\xb8", "----------", "==", "antidisestablishmentarianism"}),
+		rapid.StringN(1, 6, -1),
+		rapid.Map(rapid.SliceOfN(rapid.Byte(), 1, 6), func(b []byte) string { return string(b) }),
+	)
+	rapid.Check(t, func(t *rapid.T) {
+		text := strings.Join(rapid.SliceOfN(words, 1, 60).Draw(t, "words"), "")
+		for _, p := range pairs(t) {
+			if got, want := p.enc.Count(text), p.want(text); got != want {
+				t.Fatalf("%s: %d, want %d for %q", p.name, got, want, text)
+			}
+			if got := p.enc.CountBytes([]byte(text)); got != p.enc.Count(text) {
+				t.Fatalf("%s: bytes: %d", p.name, got)
+			}
+		}
+	})
+}
+
+func TestHostileTextIsExact(t *testing.T) {
+	for name, text := range tokenstest.Hostile(1500) {
+		check(t, text[:1500])
+		if t.Failed() {
+			t.Fatalf("in %s", name)
+		}
+	}
+}
+
+func FuzzCount(f *testing.F) {
+	for _, s := range []string{"", "hello", "<|endoftext|>", "\xff\xfe", "a\u0301", "中文", "'s 't", " \n \n", "12345", "\x00"} {
+		f.Add(s)
+	}
+	for _, kind := range tokenstest.Kinds() {
+		f.Add(tokenstest.Text(kind, 3, 300))
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if len(s) <= 2048 {
+			check(t, s)
+		}
+	})
 }
