@@ -51,6 +51,7 @@ static __always_inline __u16 csum_add(__u16 check, __u16 diff)
 static __noinline int csum_syn_ok(const struct pkt *p, void *data, void *end)
 {
 	__u64 sum = bpf_htons(IPPROTO_TCP) + bpf_htons(p->tcp_len);
+	const struct tcphdr *t;
 	__u32 len = p->tcp_head;
 	void *at;
 
@@ -78,6 +79,11 @@ static __noinline int csum_syn_ok(const struct pkt *p, void *data, void *end)
 		sum += ip->daddr;
 		at = ip + 1;
 	}
+	t = at;
+	if ((void *)(t + 1) > end)
+		return 0;
+	if (p->unfinished && t->check == csum_fold(sum))
+		return 1; /* holds the sum of the pseudo header only, and the rewrite keeps it so */
 	for (int i = 0; i < 15; i++) {
 		asm volatile("" : "+r"(at)); /* keeps clang from arithmetic on the packet's end */
 		if (i * 4 >= len)

@@ -17,6 +17,30 @@
 /* Functions that are not static are verified once, each by itself, and not again for every path that leads to them:
  * inlined, this program is beyond the verifier's million. They see their arguments as memory that may be absent. */
 
+/* A packet's facts, and what the SYN path puts together to open a flow. The stack is too small for it; programs of one
+ * processor do not interrupt each other. */
+struct opening {
+	struct pkt pkt;
+	struct flow flow;
+	struct flow_key reverse_key;
+	struct session_key session;
+	struct session_key settled; /* flow_settle's */
+	struct vip_key vip_key;
+	struct vip vip;
+	__u32 backend;
+	__u32 charge;
+	__u32 epoch;
+	__u32 pad;
+	__u64 now;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct opening);
+} shunt_scratch SEC(".maps");
+
 /* Constants of a loaded program; the daemon may set them before it loads, tests do. */
 const volatile __u64 half_open_ns = 3 * SECOND;
 const volatile __u64 established_ns = 7500 * SECOND; /* above RFC 5382's 2 h 4 min */
@@ -158,15 +182,15 @@ static __always_inline void weight_return(__u32 backend, __s64 tokens, __s64 hal
 }
 
 /* Gives back what the connection took; k and fwd are its forward key and entry. */
-static __always_inline int flow_settle(const struct flow_key *k, struct flow *fwd, const struct flow *rev, __u64 now)
+__noinline int flow_settle(const struct flow_key *k, struct flow *fwd, const struct flow *rev, __u64 now)
 {
-	struct session_key sk = {};
+	__u32 was, backend, charge, zero = 0;
 	struct session_use *use;
-	__u32 was, backend;
+	struct opening *o;
 	struct event *e;
-	__u32 charge;
 
-	if (!k || !fwd)
+	o = bpf_map_lookup_elem(&shunt_scratch, &zero);
+	if (!k || !fwd || !o)
 		return 0;
 	was = flow_mark(fwd, SHUNT_FLOW_CLOSED);
 	backend = fwd->backend;
@@ -174,10 +198,11 @@ static __always_inline int flow_settle(const struct flow_key *k, struct flow *fw
 		return 0;
 	charge = __sync_lock_test_and_set(&fwd->charge, 0);
 	weight_return(backend, charge, was & SHUNT_FLOW_ESTAB ? 0 : charge, 1);
-	addr_copy(sk.client, k->src);
-	sk.vip_id = fwd->vip_id;
-	sk.port = k->dport;
-	use = bpf_map_lookup_elem(&shunt_sess_use, &sk);
+	addr_copy(o->settled.client, k->src);
+	o->settled.vip_id = fwd->vip_id;
+	o->settled.port = k->dport;
+	o->settled.pad = 0;
+	use = bpf_map_lookup_elem(&shunt_sess_use, &o->settled);
 	if (use)
 		__sync_fetch_and_add(&use->open, -1);
 	count_closed(backend);

@@ -8,29 +8,6 @@
 
 enum { NAT_PROBES = 16, ERR_EXIST = -17 };
 
-/* A packet's facts, and what the SYN path puts together to open a flow. The stack is too small for it; programs of one
- * processor do not interrupt each other. */
-struct opening {
-	struct pkt pkt;
-	struct flow flow;
-	struct flow_key reverse_key;
-	struct session_key session;
-	struct vip_key vip_key;
-	struct vip vip;
-	__u32 backend;
-	__u32 charge;
-	__u32 epoch;
-	__u32 pad;
-	__u64 now;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct opening);
-} shunt_scratch SEC(".maps");
-
 static __always_inline struct pkt *pkt_new(__u32 iif)
 {
 	__u32 zero = 0;

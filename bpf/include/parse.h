@@ -37,6 +37,8 @@ struct pkt {
 	__u8 tcp_head; /* bytes of the TCP header */
 	__u8 kind;
 	__u8 v6;
+	__u8 unfinished; /* the attach point can finish a checksum that the sender left to its card */
+	__u32 frame;     /* bytes of the frame where the IP header may not say (merged segments above 64 KiB); 0 = it does */
 };
 
 struct ports {
@@ -188,6 +190,8 @@ static __always_inline enum shunt_reason pkt_ip4(struct pkt *p, void *data, void
 	addr4(p->key.src, ip->saddr);
 	addr4(p->key.dst, ip->daddr);
 	p->ip_len = bpf_ntohs(ip->tot_len);
+	if (!p->ip_len && p->frame > ETH_HLEN)
+		p->ip_len = p->frame - ETH_HLEN;
 	p->tcp_len = p->ip_len - sizeof(*ip);
 	if (ip->protocol == IPPROTO_ICMP && ip->ihl == 5 && !(ip->frag_off & bpf_htons(IP4_MORE | IP4_OFFSET)))
 		return pkt_icmp4(p, data, end);
@@ -238,6 +242,8 @@ static __always_inline enum shunt_reason pkt_ip6(struct pkt *p, void *data, void
 	addr_copy(p->key.dst, &ip->daddr);
 	p->v6 = 1;
 	p->tcp_len = bpf_ntohs(ip->payload_len);
+	if (!p->tcp_len && p->frame > V6_L4)
+		p->tcp_len = p->frame - V6_L4;
 	p->ip_len = p->tcp_len + sizeof(*ip);
 	if (ip->nexthdr == IPPROTO_TCP)
 		return pkt_tcp(p, ip + 1, end);

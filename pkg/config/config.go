@@ -142,7 +142,7 @@ type Steering struct {
 	Pin          string         `yaml:"pin" default:"client" enum:"client|endpoint|connect" doc:"What the kernel takes for a session. client: an address, as long as all its sessions live on one backend. endpoint and connect are not in this release."`
 	Handoff      string         `yaml:"handoff" default:"close" enum:"close|keep" doc:"close: an answer that pins its session asks the client to reconnect, and the next request is steered. keep: wait until the client opens a new connection by itself."`
 	Lease        Lease          `yaml:"lease" doc:"How long a pin holds."`
-	Attach       string         `yaml:"attach" default:"auto" enum:"auto|xdp|xdp-generic|tcx" doc:"How the program is attached. auto: native XDP where the driver has it, else generic. tcx is not in this release."`
+	Attach       string         `yaml:"attach" default:"auto" enum:"auto|xdp|xdp-generic|tcx" doc:"How the program is attached. auto: native XDP on network cards, tcx (Linux 6.6) on virtual devices, and where one of the two cannot be had the other. shunt status says which is live."`
 	Require      bool           `yaml:"require" default:"false" doc:"true: refuse to start when the kernel path cannot be had. false: serve without it and say so in the log and in shunt status."`
 	Ingress      []netip.Prefix `yaml:"ingress" doc:"Addresses of other shunts that steer connections here. What comes from them is served on this host's own backends and never steered again."`
 	Instance     string         `yaml:"instance" default:"default" doc:"Name of the directory of pinned maps under the BPF file system; one for each shunt on a host."`

@@ -18,9 +18,6 @@ func (c *Config) checkSteering(p *problems, host Host) {
 	if s.Pin != "client" {
 		p.add("steering.pin", "%s is not in this release: use client", s.Pin)
 	}
-	if s.Attach == "tcx" {
-		p.add("steering.attach", "tcx is not in this release: use auto or xdp (xdp-generic on a driver without native XDP)")
-	}
 	if !s.SessionPorts.IsZero() {
 		if s.NATPorts.Overlaps(s.SessionPorts) {
 			p.add("steering.session_ports", "%s overlaps nat_ports %s: the two must be disjoint", s.SessionPorts, s.NATPorts)

@@ -15,13 +15,32 @@ import (
 	"github.com/shunt-lb/shunt/pkg/netdev"
 )
 
+// attachMode says how the program is attached; the words are those of Status.
+type attachMode string
+
+const (
+	modeNone    attachMode = "none"
+	modeNative  attachMode = "native"
+	modeGeneric attachMode = "generic"
+	modeTCX     attachMode = "tcx"
+)
+
 // attachment is the program on one interface.
 type attachment struct {
 	link    link.Link
 	index   int
-	mode    netdev.XDPMode
+	mode    attachMode
 	adopted bool // taken over from a former daemon
 	problem string
+}
+
+// attached says whether the program is still on the interface.
+func (a *attachment) attached(nic netdev.Link) bool {
+	if a.mode != modeTCX {
+		return nic.XDP != netdev.XDPNone
+	}
+	info, err := a.link.Info()
+	return err != nil || info.TCX() == nil || info.TCX().Ifindex != 0
 }
 
 func (a *attachment) close() {
@@ -39,6 +58,9 @@ func (d *Datapath) Attach() error {
 	defer d.mu.Unlock()
 	d.beat()
 	if err := d.syncVIPs(); err != nil {
+		return err
+	}
+	if err := d.checkStacked(); err != nil {
 		return err
 	}
 	for _, name := range d.opt.Interfaces {
@@ -102,27 +124,33 @@ func (d *Datapath) takeOver(l link.Link, nic netdev.Link) (*attachment, error) {
 		l.Close()
 		return nil, fmt.Errorf("read pinned link: %w", err)
 	}
-	x := info.XDP()
+	index, prog := uint32(0), d.prog
 	switch {
-	case x == nil:
+	case info.XDP() != nil:
+		index = info.XDP().Ifindex
+	case info.TCX() != nil:
+		index, prog = info.TCX().Ifindex, d.tcx
+	default:
 		l.Close()
-		return nil, fmt.Errorf("pinned link is of kind %v, not XDP", info.Type)
-	case x.Ifindex == 0:
-		return drop("the interface was gone for a while", false)
-	case int(x.Ifindex) != nic.Index:
-		return drop(fmt.Sprintf("the pinned link was attached to interface index %d", x.Ifindex), false)
+		return nil, fmt.Errorf("pinned link is of kind %v, not XDP or tcx", info.Type)
 	}
-	now, err := d.net.LinkByIndex(nic.Index)
+	switch {
+	case index == 0:
+		return drop("the interface was gone for a while", false)
+	case int(index) != nic.Index:
+		return drop(fmt.Sprintf("the pinned link was attached to interface index %d", index), false)
+	}
+	mode, err := d.liveMode(info, nic.Index)
 	if err != nil {
 		l.Close()
 		return nil, err
 	}
-	if want := d.wantedMode(); now.XDP != want {
-		return drop(fmt.Sprintf("attach mode changed from %s to %s", now.XDP, want), true)
+	if want := d.wantedModes(nic); !slices.Contains(want, mode) {
+		return drop(fmt.Sprintf("attach mode changed from %s to %s", mode, want[0]), true)
 	}
-	switch err := l.Update(d.prog); {
+	switch err := l.Update(prog); {
 	case err == nil:
-		return &attachment{link: l, index: nic.Index, mode: now.XDP, adopted: true}, nil
+		return &attachment{link: l, index: nic.Index, mode: mode, adopted: true}, nil
 	case errors.Is(err, unix.ENOLINK):
 		return drop("the interface was gone for a while", false)
 	case errors.Is(err, unix.EINVAL):
@@ -133,42 +161,108 @@ func (d *Datapath) takeOver(l link.Link, nic netdev.Link) (*attachment, error) {
 	}
 }
 
-func (d *Datapath) wantedMode() netdev.XDPMode {
-	if d.opt.Attach == AttachGeneric {
-		return netdev.XDPGeneric
+// liveMode is how a link is attached.
+func (d *Datapath) liveMode(info *link.Info, index int) (attachMode, error) {
+	if info.TCX() != nil {
+		return modeTCX, nil
 	}
-	return netdev.XDPNative
+	now, err := d.net.LinkByIndex(index)
+	if err != nil {
+		return modeNone, err
+	}
+	return attachMode(now.XDP.String()), nil
 }
 
+// wantedModes are the modes to try, best first. Native XDP is made for hardware. On virtual devices it takes away
+// their offloads and needs settings at the other end; tcx needs none, and is faster there.
+func (d *Datapath) wantedModes(nic netdev.Link) []attachMode {
+	switch d.opt.Attach {
+	case AttachNative:
+		return []attachMode{modeNative}
+	case AttachGeneric:
+		return []attachMode{modeGeneric}
+	case AttachTCX:
+		return []attachMode{modeTCX}
+	}
+	if nic.Kind == "device" {
+		return []attachMode{modeNative, modeTCX}
+	}
+	return []attachMode{modeTCX, modeNative}
+}
+
+// checkStacked refuses an interface and the bridge or bond above it: a packet that the one passes to the L7 would be
+// asked again by the other. (Above a VLAN's NIC it is not: there the packet is tagged, and passes for that.)
+func (d *Datapath) checkStacked() error {
+	index := map[int]string{}
+	for _, name := range d.opt.Interfaces {
+		if l, err := d.net.Link(name); err == nil {
+			index[l.Index] = name
+		}
+	}
+	for _, name := range d.opt.Interfaces {
+		l, err := d.net.Link(name)
+		if err != nil {
+			continue
+		}
+		if above, ok := index[l.Master]; ok && l.Master != 0 {
+			return fmt.Errorf("attach to %s: %w: it is a port of %s, which is listed too: a packet must meet the program once, list one of the two",
+				name, ErrStacked, above)
+		}
+	}
+	return nil
+}
+
+// attachAnew tries the wanted modes in turn. That the best one could not be had is no secret: it becomes a notice.
 func (d *Datapath) attachAnew(nic netdev.Link, path string) (*attachment, error) {
+	var why []error
+	for _, mode := range d.wantedModes(nic) {
+		l, err := d.attachIn(nic, mode)
+		if err != nil {
+			why = append(why, err)
+			if errors.Is(err, ErrUnavailable) {
+				continue
+			}
+			break
+		}
+		if err := l.Pin(path); err != nil {
+			l.Close()
+			return nil, fmt.Errorf("attach to %s: pin link: %w", nic.Name, err)
+		}
+		for _, err := range why {
+			d.notices = append(d.notices, fmt.Sprintf("%s: attached by %s: %v", nic.Name, mode, err))
+		}
+		return &attachment{link: l, index: nic.Index, mode: mode}, nil
+	}
+	return nil, errors.Join(why...)
+}
+
+func (d *Datapath) attachIn(nic netdev.Link, mode attachMode) (l link.Link, err error) {
 	now, err := d.net.LinkByIndex(nic.Index)
 	if err != nil {
 		return nil, fmt.Errorf("attach to %s: %w", nic.Name, err)
 	}
-	if now.XDP != netdev.XDPNone {
+	if mode != modeTCX && now.XDP != netdev.XDPNone {
 		return nil, foreign(now)
 	}
-	want, flags := d.wantedMode(), link.XDPDriverMode
-	if want == netdev.XDPGeneric {
-		flags = link.XDPGenericMode
-	}
-	var l link.Link
 	err = d.net.Do(func() (err error) {
-		l, err = link.AttachXDP(link.XDPOptions{Program: d.prog, Interface: nic.Index, Flags: flags})
+		switch mode {
+		case modeTCX:
+			l, err = link.AttachTCX(link.TCXOptions{Interface: nic.Index, Program: d.tcx, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+		case modeGeneric:
+			l, err = link.AttachXDP(link.XDPOptions{Program: d.prog, Interface: nic.Index, Flags: link.XDPGenericMode})
+		default:
+			l, err = link.AttachXDP(link.XDPOptions{Program: d.prog, Interface: nic.Index, Flags: link.XDPDriverMode})
+		}
 		return err
 	})
 	if err != nil {
-		return nil, attachError(now, want, err)
+		return nil, attachError(now, mode, err)
 	}
-	if err := l.Pin(path); err != nil {
-		l.Close()
-		return nil, fmt.Errorf("attach to %s: pin link: %w", nic.Name, err)
-	}
-	return &attachment{link: l, index: nic.Index, mode: want}, nil
+	return l, nil
 }
 
 func foreign(nic netdev.Link) error {
-	name, hint := "of unknown name", "detach it, or leave the interface out of steering.interfaces"
+	name, hint := "of unknown name", "detach it, use `attach: tcx` beside it, or leave the interface out of steering.interfaces"
 	if p, err := ebpf.NewProgramFromID(ebpf.ProgramID(nic.XDPID)); err == nil {
 		if info, err := p.Info(); err == nil {
 			name = fmt.Sprintf("%q", info.Name)
@@ -181,12 +275,14 @@ func foreign(nic netdev.Link) error {
 	return fmt.Errorf("attach to %s: %w: program %s with id %d (%s mode); %s", nic.Name, ErrForeignProgram, name, nic.XDPID, nic.XDP, hint)
 }
 
-func attachError(nic netdev.Link, mode netdev.XDPMode, err error) error {
+func attachError(nic netdev.Link, mode attachMode, err error) error {
 	switch {
+	case mode == modeTCX && (errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL)):
+		return fmt.Errorf("attach to %s: %w: the kernel has no tcx (needs Linux 6.6): %w", nic.Name, ErrUnavailable, err)
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
 		return fmt.Errorf("attach to %s: %w: %w", nic.Name, ErrForeignProgram, err)
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, ebpf.ErrNotSupported):
-		return fmt.Errorf("attach to %s: %w: driver %q has no %s XDP; `attach: xdp-generic` works on every interface: %w",
+		return fmt.Errorf("attach to %s: %w: driver %q has no %s XDP; `attach: tcx` (Linux 6.6) and `attach: xdp-generic` work on every interface: %w",
 			nic.Name, ErrUnavailable, nic.Driver, mode, err)
 	case errors.Is(err, unix.ERANGE), errors.Is(err, unix.EINVAL), errors.Is(err, unix.E2BIG):
 		return fmt.Errorf("attach to %s: %w: driver %q refuses %s XDP, often for an MTU (%d) or a set of queues that it cannot do with XDP: %w",
@@ -242,22 +338,21 @@ func (d *Datapath) tendLinks() {
 			a.problem = err.Error()
 			if errors.Is(err, netdev.ErrNoLink) {
 				a.close()
-				a.index, a.mode = 0, netdev.XDPNone
+				a.index, a.mode = 0, modeNone
 			}
 			continue
 		}
 		if a.link != nil && nic.Index == a.index {
-			if nic.XDP != netdev.XDPNone {
-				a.problem = ""
-				continue
+			a.problem = ""
+			if !a.attached(nic) {
+				a.problem = "the program was detached by somebody else"
 			}
-			a.problem = "the program was detached by somebody else"
 			continue
 		}
 		a.close()
 		again, err := d.attach(name)
 		if err != nil {
-			a.index, a.mode, a.problem = 0, netdev.XDPNone, err.Error()
+			a.index, a.mode, a.problem = 0, modeNone, err.Error()
 			continue
 		}
 		d.links[name] = again

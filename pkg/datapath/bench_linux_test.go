@@ -109,7 +109,7 @@ func BenchmarkDatapath(b *testing.B) {
 // TestVerifierBudget: the programs stay well below what the verifier looks at (a million instructions).
 func TestVerifierBudget(t *testing.T) {
 	r := newRig(t, families[0], rigOptions{flows: 64})
-	for _, p := range []*ebpf.Program{r.o.ShuntXdp, r.o.ShuntArm} {
+	for _, p := range []*ebpf.Program{r.o.ShuntXdp, r.o.ShuntTcx, r.o.ShuntArm} {
 		info, err := p.Info()
 		if err != nil {
 			t.Fatal(err)

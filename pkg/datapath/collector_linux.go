@@ -101,7 +101,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		counter(descEvents, d.events[k].Load(), k.String())
 	}
 	for name, a := range d.links {
-		gauge(descAttach, 1, name, a.mode.String())
+		gauge(descAttach, 1, name, string(a.mode))
 	}
 	var st steerState
 	if d.m.ShuntState.Lookup(uint32(0), &st) == nil {

@@ -31,6 +31,8 @@ var (
 	ErrIncompatible = errors.New("pinned maps have another layout")
 	// ErrForeignProgram: the interface has an XDP program that is not ours.
 	ErrForeignProgram = errors.New("interface has another XDP program")
+	// ErrStacked: of two interfaces that are listed one is above the other.
+	ErrStacked = errors.New("interfaces lie above each other")
 	// ErrStaticPin: the operator wrote this pin; the daemon does not change it.
 	ErrStaticPin = errors.New("pin was written by the operator")
 	// ErrUnknownVIP: a pin's address and port is no VIP of this instance.
@@ -39,9 +41,10 @@ var (
 
 // Attach modes of Options.Attach.
 const (
-	AttachAuto    = "auto" // native
+	AttachAuto    = "auto" // native XDP on hardware, tcx on virtual devices; the other one where that cannot be had
 	AttachNative  = "xdp"
 	AttachGeneric = "xdp-generic"
+	AttachTCX     = "tcx"
 )
 
 // VIP is an address and port that clients connect to. It is NATed.
@@ -70,7 +73,7 @@ type Options struct {
 	Instance   string   // names the pins; letters, digits, - and _; "" = "default"
 	BPFFS      string   // directory of a mounted bpffs; "" = find one, or mount one
 	Interfaces []string // every NIC on which clients or backends are reached
-	Attach     string   // AttachAuto ("" too), AttachNative or AttachGeneric
+	Attach     string   // AttachAuto ("" too), AttachNative, AttachGeneric or AttachTCX
 	Settings
 	OnEvent func(Event) // called from Run, in order; it must not block. nil = none
 }
@@ -134,7 +137,7 @@ type Status struct {
 type InterfaceStatus struct {
 	Name    string `json:"name"`
 	Index   int    `json:"index"` // 0 = not there
-	Mode    string `json:"mode"`  // that is live: native, generic, none
+	Mode    string `json:"mode"`  // that is live: native, generic, tcx, none
 	Adopted bool   `json:"adopted"`
 	Problem string `json:"problem,omitempty"`
 }

@@ -21,11 +21,16 @@ import (
 // One pin, all its consequences: who answers, what the tables hold while the connection is open and after it.
 func TestSteer(t *testing.T) {
 	for _, f := range []struct {
-		name string
-		v6   bool
-	}{{"v4", false}, {"v6", true}} {
+		name   string
+		v6     bool
+		attach string
+		mode   string
+	}{
+		{"v4", false, AttachNative, "native"}, {"v6", true, AttachNative, "native"},
+		{"v4 tcx", false, AttachTCX, "tcx"}, {"v6 tcx", true, AttachTCX, "tcx"},
+	} {
 		t.Run(f.name, func(t *testing.T) {
-			w := newWorld(t, 2, 2)
+			w := newWorldAt(t, f.attach, 2, 2)
 			ignore := goleak.IgnoreCurrent()
 			var mu sync.Mutex
 			var events []Event
@@ -71,7 +76,7 @@ func TestSteer(t *testing.T) {
 			})
 			eventually(t, "two events", func() bool { mu.Lock(); defer mu.Unlock(); return len(events) >= 2 })
 			st := d.Status()
-			if st.Opened != 1 || st.Closed != 1 || st.Events["open"] != 1 || st.Interfaces[0].Mode != "native" || st.Flows != 0 {
+			if st.Opened != 1 || st.Closed != 1 || st.Events["open"] != 1 || st.Interfaces[0].Mode != f.mode || st.Flows != 0 {
 				t.Errorf("status %+v", st)
 			}
 			mu.Lock()
@@ -237,7 +242,7 @@ func TestOptionsRefused(t *testing.T) {
 	}{
 		{"instance", "may hold letters", func(o *Options) { o.Instance = "a/b" }},
 		{"dot", "may hold letters", func(o *Options) { o.Instance = ".." }},
-		{"attach", "no attach mode", func(o *Options) { o.Attach = "tcx" }},
+		{"attach", "no attach mode", func(o *Options) { o.Attach = "tc" }},
 		{"interfaces", "no interface", func(o *Options) { o.Interfaces = nil }},
 		{"no vip", "0 given", func(o *Options) { o.VIPs = nil }},
 		{"vip twice", "twice", func(o *Options) { o.NATPorts.Last = 24999; o.VIPs = append(o.VIPs, o.VIPs[0]) }},

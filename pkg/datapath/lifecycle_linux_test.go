@@ -23,6 +23,7 @@ import (
 
 	"github.com/shunt-lb/shunt/pkg/fleet"
 	"github.com/shunt-lb/shunt/pkg/netdev"
+	"github.com/shunt-lb/shunt/pkg/netdev/lab"
 	"github.com/shunt-lb/shunt/pkg/session"
 )
 
@@ -73,6 +74,31 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
+// A packet must meet the program once: not on a port and again on the bridge above it.
+func TestStackedInterfaces(t *testing.T) {
+	w := newWorldAt(t, AttachTCX, 0, 0)
+	b := w.Balancer
+	must(t, b.Bridge("br1"))
+	must(t, lab.Veth(b.Namespace, "p0", w.Switch, "p1"))
+	must(t, b.Enslave("p0", "br1"))
+	o := w.options()
+	o.Interfaces = []string{"eth0", "p0", "br1"}
+	d := w.open(o)
+	if err := d.Attach(); !errors.Is(err, ErrStacked) || !strings.Contains(err.Error(), "port of br1") {
+		t.Errorf("attach to a bridge and its port: %v", err)
+	}
+	must(t, d.Close())
+	o.Interfaces = []string{"eth0", "br1"}
+	d = w.open(o)
+	must(t, d.Attach())
+	for _, i := range d.Status().Interfaces {
+		if i.Mode != "tcx" {
+			t.Errorf("%s: %+v", i.Name, i)
+		}
+	}
+	must(t, d.Close())
+}
+
 func passProgram(t *testing.T) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -113,20 +139,24 @@ func TestAttachModes(t *testing.T) {
 	w := newWorld(t, 0, 0)
 	for _, tc := range []struct {
 		attach  string
-		mode    netdev.XDPMode
+		mode    string
+		xdp     netdev.XDPMode
 		notices int // of a gap
 	}{
-		{AttachAuto, netdev.XDPNative, 0},
-		{AttachNative, netdev.XDPNative, 0},
-		{AttachGeneric, netdev.XDPGeneric, 1},
-		{AttachGeneric, netdev.XDPGeneric, 0},
+		{AttachNative, "native", netdev.XDPNative, 0},
+		{AttachGeneric, "generic", netdev.XDPGeneric, 1},
+		{AttachGeneric, "generic", netdev.XDPGeneric, 0},
+		{AttachAuto, "tcx", netdev.XDPNone, 1}, // veth is no hardware
+		{AttachTCX, "tcx", netdev.XDPNone, 0},
+		{AttachNative, "native", netdev.XDPNative, 1},
+		{AttachAuto, "native", netdev.XDPNative, 0}, // works, and a change would let packets pass by
 	} {
 		o := w.options()
 		o.Attach = tc.attach
 		d := w.open(o)
 		must(t, d.Attach())
 		s := d.Status()
-		if got := s.Interfaces[0].Mode; got != tc.mode.String() || w.nic().XDP != tc.mode || len(s.Notices) != tc.notices {
+		if got := s.Interfaces[0].Mode; got != tc.mode || w.nic().XDP != tc.xdp || len(s.Notices) != tc.notices {
 			t.Errorf("attach %s: mode %s, notices %q", tc.attach, got, s.Notices)
 		}
 		must(t, d.Close())

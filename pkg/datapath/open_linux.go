@@ -38,7 +38,8 @@ type Datapath struct {
 	lock    *os.File
 	net     *netdev.Net
 	m       steerMaps
-	prog    *ebpf.Program
+	prog    *ebpf.Program // XDP
+	tcx     *ebpf.Program
 	arm     *ebpf.Program
 	clock   clock
 	reasons []string // names, by enum shunt_reason
@@ -104,7 +105,7 @@ func Open(o Options) (_ *Datapath, err error) {
 	switch o.Attach {
 	case "":
 		o.Attach = AttachAuto
-	case AttachAuto, AttachNative, AttachGeneric:
+	case AttachAuto, AttachNative, AttachGeneric, AttachTCX:
 	default:
 		return nil, fmt.Errorf("open datapath: no attach mode %q", o.Attach)
 	}
@@ -156,7 +157,7 @@ func (d *Datapath) release() {
 	for _, a := range d.links {
 		a.close()
 	}
-	for _, p := range []*ebpf.Program{d.prog, d.arm} {
+	for _, p := range []*ebpf.Program{d.prog, d.tcx, d.arm} {
 		if p != nil {
 			p.Close()
 		}
@@ -248,7 +249,7 @@ func (d *Datapath) load() (err error) {
 		}
 		return errors.Join(loadError(err), memlock)
 	}
-	d.m, d.prog, d.arm = objs.steerMaps, objs.ShuntXdp, objs.ShuntArm
+	d.m, d.prog, d.tcx, d.arm = objs.steerMaps, objs.ShuntXdp, objs.ShuntTcx, objs.ShuntArm
 	return d.armSweep()
 }
 

@@ -67,7 +67,7 @@ func TestPacketClose(t *testing.T) {
 		{"one FIN is not the end", func(c *conn) { c.fromClient(fin, "") }, 0, flagClosed},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			eachFamily(t, func(t *testing.T, fam family) {
+			eachPath(t, func(t *testing.T, fam family) {
 				r := rigs(t, fam)
 				other := r.open(r.port(1)).establish()
 				c := r.open(fam.client).establish()
@@ -254,7 +254,7 @@ func TestPacketConnectFailover(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			eachFamily(t, func(t *testing.T, fam family) {
+			eachPath(t, func(t *testing.T, fam family) {
 				r := newRig(t, fam, rigOptions{flows: 64, vars: tc.vars})
 				c := r.open(fam.client)
 				tc.fail(r, c)

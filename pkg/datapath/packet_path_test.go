@@ -14,7 +14,7 @@ import (
 
 // TestPacketTooBig: a router on either side says that a packet was too big; its sender has to hear it.
 func TestPacketTooBig(t *testing.T) {
-	eachFamily(t, func(t *testing.T, fam family) {
+	eachPath(t, func(t *testing.T, fam family) {
 		r := newRig(t, fam, rigOptions{flows: 64})
 		c := r.open(fam.client).establish()
 		router, macRouter := fam.client.Addr().Next().Next(), dptest.MAC{2, 0, 0, 0, 0, 9}

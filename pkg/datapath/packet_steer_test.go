@@ -27,7 +27,7 @@ func decodeEvent(raw []byte) (e steerEvent) {
 }
 
 func TestPacketConnection(t *testing.T) {
-	eachFamily(t, func(t *testing.T, fam family) {
+	eachPath(t, func(t *testing.T, fam family) {
 		r := newRig(t, fam, rigOptions{})
 		c := r.open(fam.client)
 		r.wantKernel(worldTokens, worldTokens, 1)
@@ -79,7 +79,7 @@ func TestPacketConnection(t *testing.T) {
 
 // TestPacketSumCorners sends segments whose checksums come out as 0 and 0xffff on either side of the rewrite.
 func TestPacketSumCorners(t *testing.T) {
-	eachFamily(t, func(t *testing.T, fam family) {
+	eachPath(t, func(t *testing.T, fam family) {
 		r := newRig(t, fam, rigOptions{})
 		c := r.open(fam.client).establish()
 		corners := map[uint16]bool{}
@@ -198,7 +198,7 @@ func TestPacketReasons(t *testing.T) {
 		}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			eachFamily(t, func(t *testing.T, fam family) {
+			eachPath(t, func(t *testing.T, fam family) {
 				r := rigs(t, fam)
 				p := r.syn(fam.client)
 				if tc.edit != nil {
@@ -262,7 +262,7 @@ func TestPacketSteeredAnyway(t *testing.T) {
 		{"padded frame", func(r *rig, p *dptest.Packet) { p.Options, p.Pad = nil, 6 }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			eachFamily(t, func(t *testing.T, fam family) {
+			eachPath(t, func(t *testing.T, fam family) {
 				r := rigs(t, fam)
 				p := r.syn(fam.client)
 				tc.edit(r, &p)
@@ -275,12 +275,12 @@ func TestPacketSteeredAnyway(t *testing.T) {
 
 // sharedRigs loads one program a family, for tables of many small cases; each case gets a fresh world.
 func sharedRigs(t *testing.T) func(t *testing.T, fam family) *rig {
-	loaded := map[string]*rig{}
+	loaded := map[family]*rig{}
 	return func(sub *testing.T, fam family) *rig {
-		r := loaded[fam.name]
+		r := loaded[fam]
 		if r == nil {
 			r = newRig(t, fam, rigOptions{flows: 64})
-			loaded[fam.name] = r
+			loaded[fam] = r
 		}
 		r.TB = sub
 		r.reset()

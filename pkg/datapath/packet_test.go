@@ -40,16 +40,26 @@ type family struct {
 	name                 string
 	client, vip, backend netip.AddrPort
 	snat                 netip.Addr
+	tcx                  bool // the other attach point
 }
 
 var families = []family{
-	{"v4", netip.MustParseAddrPort("198.51.100.5:40000"), netip.MustParseAddrPort("192.0.2.1:8080"), netip.MustParseAddrPort("192.0.2.67:8000"), netip.MustParseAddr("192.0.2.9")},
-	{"v6", netip.MustParseAddrPort("[2001:db8:1::5]:40000"), netip.MustParseAddrPort("[2001:db8::1]:8080"), netip.MustParseAddrPort("[2001:db8:2:3::67]:8000"), netip.MustParseAddr("2001:db8::9")},
+	{"v4", netip.MustParseAddrPort("198.51.100.5:40000"), netip.MustParseAddrPort("192.0.2.1:8080"), netip.MustParseAddrPort("192.0.2.67:8000"), netip.MustParseAddr("192.0.2.9"), false},
+	{"v6", netip.MustParseAddrPort("[2001:db8:1::5]:40000"), netip.MustParseAddrPort("[2001:db8::1]:8080"), netip.MustParseAddrPort("[2001:db8:2:3::67]:8000"), netip.MustParseAddr("2001:db8::9"), false},
 }
 
 func eachFamily(t *testing.T, f func(t *testing.T, fam family)) {
 	for _, fam := range families {
 		t.Run(fam.name, func(t *testing.T) { f(t, fam) })
+	}
+}
+
+// eachPath is eachFamily at both attach points.
+func eachPath(t *testing.T, f func(t *testing.T, fam family)) {
+	eachFamily(t, f)
+	for _, fam := range families {
+		fam.tcx = true
+		t.Run(fam.name+" tcx", func(t *testing.T) { f(t, fam) })
 	}
 }
 
@@ -73,6 +83,13 @@ type rig struct {
 
 // xdpMd is struct xdp_md.
 type xdpMd struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32 }
+
+// skBuff is struct __sk_buff.
+type skBuff struct {
+	_       [10]uint32
+	Ifindex uint32
+	_       [35]uint32
+}
 
 // newRig loads the program with maps of its own, and sets up a pin that steers fam's client.
 func newRig(t testing.TB, fam family, opts rigOptions) *rig {
@@ -108,6 +125,21 @@ func newRig(t testing.TB, fam family, opts rigOptions) *rig {
 	r.run = func(frame []byte) (uint32, []byte, error) {
 		// The kernel wants at least an Ethernet header; contents of short frames are its own business.
 		out := make([]byte, len(frame)+64)
+		if fam.tcx {
+			ro := ebpf.RunOptions{Data: frame, DataOut: out, Context: &skBuff{Ifindex: worldOIF}}
+			v, err := r.o.ShuntTcx.Run(&ro)
+			switch int32(v) { // TCX_*
+			case -1:
+				v = dptest.Pass
+			case 2:
+				v = dptest.Drop
+			case 7:
+				v = dptest.Redirect
+			default:
+				v += 100
+			}
+			return v, ro.DataOut, err
+		}
 		ro := ebpf.RunOptions{Data: frame, DataOut: out, Context: &xdpMd{DataEnd: uint32(len(frame)), IngressIfindex: worldOIF}}
 		v, err := r.o.ShuntXdp.Run(&ro)
 		return v, ro.DataOut, err

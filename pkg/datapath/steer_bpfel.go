@@ -128,23 +128,27 @@ type steerFlowKey4 struct {
 type steerOpening struct {
 	_   structs.HostLayout
 	Pkt struct {
-		_        structs.HostLayout
-		Key      steerFlowKey
-		Seq      uint32
-		Ack      uint32
-		Iif      uint32
-		IpLen    uint32
-		TcpLen   uint32
-		SrcMac   [6]uint8
-		DstMac   [6]uint8
-		TcpFlags uint8
-		TcpHead  uint8
-		Kind     uint8
-		V6       uint8
+		_          structs.HostLayout
+		Key        steerFlowKey
+		Seq        uint32
+		Ack        uint32
+		Iif        uint32
+		IpLen      uint32
+		TcpLen     uint32
+		SrcMac     [6]uint8
+		DstMac     [6]uint8
+		TcpFlags   uint8
+		TcpHead    uint8
+		Kind       uint8
+		V6         uint8
+		Unfinished uint8
+		_          [3]byte
+		Frame      uint32
 	}
 	Flow       steerFlow
 	ReverseKey steerFlowKey
 	Session    steerSessionKey
+	Settled    steerSessionKey
 	VipKey     steerVipKey
 	Vip        steerVip
 	Backend    uint32
@@ -362,6 +366,7 @@ const (
 	steerMapShuntVips     = "shunt_vips"
 	steerMapShuntWeights  = "shunt_weights"
 	steerProgShuntArm     = "shunt_arm"
+	steerProgShuntTcx     = "shunt_tcx"
 	steerProgShuntXdp     = "shunt_xdp"
 	steerVarClosedNs      = "closed_ns"
 	steerVarEstablishedNs = "established_ns"
@@ -418,6 +423,7 @@ type steerSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerProgramSpecs struct {
 	ShuntArm *ebpf.ProgramSpec `ebpf:"shunt_arm"`
+	ShuntTcx *ebpf.ProgramSpec `ebpf:"shunt_tcx"`
 	ShuntXdp *ebpf.ProgramSpec `ebpf:"shunt_xdp"`
 }
 
@@ -542,12 +548,14 @@ type steerVariables struct {
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerPrograms struct {
 	ShuntArm *ebpf.Program `ebpf:"shunt_arm"`
+	ShuntTcx *ebpf.Program `ebpf:"shunt_tcx"`
 	ShuntXdp *ebpf.Program `ebpf:"shunt_xdp"`
 }
 
 func (p *steerPrograms) Close() error {
 	return _SteerClose(
 		p.ShuntArm,
+		p.ShuntTcx,
 		p.ShuntXdp,
 	)
 }

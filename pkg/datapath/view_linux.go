@@ -27,7 +27,7 @@ func (d *Datapath) Status() Status {
 	for _, name := range d.opt.Interfaces {
 		i := InterfaceStatus{Name: name, Mode: "none"}
 		if a := d.links[name]; a != nil {
-			i.Index, i.Mode, i.Adopted, i.Problem = a.index, a.mode.String(), a.adopted, a.problem
+			i.Index, i.Mode, i.Adopted, i.Problem = a.index, string(a.mode), a.adopted, a.problem
 		}
 		s.Interfaces = append(s.Interfaces, i)
 	}

@@ -31,8 +31,9 @@ const (
 // world is a testbed with HTTP servers that tell their names, and a bpffs of its own.
 type world struct {
 	*lab.Testbed
-	t     *testing.T
-	bpffs string
+	t      *testing.T
+	bpffs  string
+	attach string
 }
 
 // Each costs a tenth of a second.
@@ -54,13 +55,19 @@ func need(t testing.TB, err error) {
 
 func newWorld(t *testing.T, clients, engines int) *world {
 	t.Helper()
+	return newWorldAt(t, AttachNative, clients, engines)
+}
+
+// newWorldAt is a world whose links suit the attach point: for tcx they are as the kernel makes them.
+func newWorldAt(t *testing.T, attach string, clients, engines int) *world {
+	t.Helper()
 	need(t, probeLab())
 	need(t, probeBPF())
 	l := lab.New()
 	t.Cleanup(func() { must(t, l.Close()) })
-	tb, err := l.Steering(lab.SteeringOptions{Clients: clients, Engines: engines})
+	tb, err := l.Steering(lab.SteeringOptions{Clients: clients, Engines: engines, Plain: attach == AttachTCX})
 	must(t, err)
-	w := &world{Testbed: tb, t: t, bpffs: privateBPFFS(t)}
+	w := &world{Testbed: tb, t: t, bpffs: privateBPFFS(t), attach: attach}
 	w.serve(tb.Balancer, vipPort, "l7")
 	for i, e := range tb.Engines {
 		w.serve(e, enginePort, fmt.Sprintf("e%d", i+1))
@@ -123,7 +130,7 @@ func (w *world) vip(v6 bool) netip.AddrPort {
 
 func (w *world) options() Options {
 	return Options{
-		BPFFS: w.bpffs, Interfaces: []string{"eth0"},
+		BPFFS: w.bpffs, Interfaces: []string{"eth0"}, Attach: w.attach,
 		Settings: Settings{
 			VIPs:     []VIP{{Addr: w.vip(false)}, {Addr: w.vip(true)}},
 			NATPorts: netdev.PortRange{First: 20000, Last: 29999},

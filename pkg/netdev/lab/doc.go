@@ -28,7 +28,8 @@
 // The balancer's own end keeps all defaults. The bridge's port that faces it is set up as XDP on veth needs it: tx
 // checksum offload off (the program must see complete checksums), GRO on (without it, and without a program on the
 // peer, redirected frames are dropped), and a pfifo queue of 4000 packets (the veth ring holds 256). No program is
-// attached to a peer: that would take away the offloads of this end.
+// attached to a peer: that would take away the offloads of this end. tcx needs none of this: SteeringOptions.Plain
+// leaves it out.
 //
 // With SteeringOptions.Name the namespaces are named NAME-lb, NAME-c1, NAME-e1, NAME-sw and mounted at /run/netns, so
 // that `nsenter --net=/run/netns/NAME-lb` works beside a running lab. (`ip netns exec` works as well, but it hides

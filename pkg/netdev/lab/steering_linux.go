@@ -13,6 +13,7 @@ type SteeringOptions struct {
 	Clients int            // at most 250
 	Engines int            // at most 250
 	Extra   []netip.Prefix // further addresses of the balancer
+	Plain   bool           // leave the port that faces the balancer as the kernel makes it: for tcx, not for XDP
 }
 
 // Host is a namespace with one interface on the bridge.
@@ -28,6 +29,7 @@ type Testbed struct {
 	Clients  []*Host
 	Balancer *Host
 	Engines  []*Host
+	plain    bool
 	Switch   *Namespace // holds the bridge br0 and the ports lb, c1.., e1..
 }
 
@@ -49,7 +51,7 @@ func (l *Lab) Steering(o SteeringOptions) (*Testbed, error) {
 	if err := sw.Bridge("br0"); err != nil {
 		return nil, err
 	}
-	t := &Testbed{Switch: sw}
+	t := &Testbed{Switch: sw, plain: o.Plain}
 	host := func(port string, net4, net6, number int) (*Host, error) {
 		ns, err := l.Namespace(name(port))
 		if err != nil {
@@ -95,7 +97,7 @@ func (t *Testbed) Plug(h *Host) error {
 	if err := t.Switch.Enslave(h.Port, "br0"); err != nil {
 		return err
 	}
-	if h.Port == "lb" {
+	if h.Port == "lb" && !t.plain {
 		// What the balancer's program sees comes from here: whole checksums, a queue, and NAPI to receive redirects.
 		if err := t.Switch.Offload(h.Port, false, true); err != nil {
 			return err
