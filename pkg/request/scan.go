@@ -367,8 +367,9 @@ const (
 // endsPlain marks, by its top bit, the first byte of a word that does not stand for itself in a string: a quote, a backslash
 // or a control character. It may mark others behind it.
 func endsPlain(x uint64) uint64 {
-	quote, backslash := x^ones*'"', x^ones*'\\'
-	return ((x-ones*0x20)&^x | (quote-ones)&^quote | (backslash-ones)&^backslash) & tops
+	// Taking 1 from a byte that became 0, or 0x20 from one below it, sets its top bit; bytes whose top bit was set are none
+	// of these.
+	return ((x ^ ones*'"' - ones) | (x ^ ones*'\\' - ones) | (x - ones*0x20)) &^ x & tops
 }
 
 func skipString(b []byte, i int) (int, error) {
@@ -377,12 +378,17 @@ func skipString(b []byte, i int) (int, error) {
 	}
 	i++
 	for {
-		for i+8 <= len(b) {
-			if m := endsPlain(binary.LittleEndian.Uint64(b[i:])); m != 0 {
+		for i+16 <= len(b) {
+			w := b[i : i+16 : i+16]
+			m, n := endsPlain(binary.LittleEndian.Uint64(w)), endsPlain(binary.LittleEndian.Uint64(w[8:]))
+			if m|n != 0 {
+				if m == 0 {
+					i, m = i+8, n
+				}
 				i += bits.TrailingZeros64(m) / 8
 				break
 			}
-			i += 8
+			i += 16
 		}
 		if i >= len(b) {
 			return i, syntaxError(i)
