@@ -317,6 +317,35 @@ func TestCount(t *testing.T) {
 		{"こんにちは世界", "count --encoding cl100k_base", outcome{0, "4\n", ""}},
 		{request, "count --request", outcome{0, "9\n", ""}},
 		{request, "count --request --model gpt-4", outcome{0, "9\n", ""}},
+		{request, "count --request --model Qwen/Qwen3-8B", outcome{0, "10\n", ""}},
+		{request, "count --request --family llama3", outcome{0, "12\n", ""}},
+		{request, "count --request --family gpt", outcome{1, "", "shunt: unknown family \"gpt\" (known: [openai claude llama3 qwen deepseek gemma mistral])\n"}},
+		{"hello world", "count --json", outcome{0, `{
+  "tokens": 2,
+  "estimated": false,
+  "encoding": "o200k_base"
+}
+`, ""}},
+		{`{"model":"gpt-4o","messages":[{"role":"user","content":[{"type":"text","text":"hello world"},{"type":"image_url","image_url":{"url":"http://x","detail":"low"}}]}],
+			"tools":[{"type":"function","function":{"name":"hello"}}]}`, "count --request --json", outcome{0, `{
+  "tokens": 115,
+  "estimated": true,
+  "encoding": "o200k_base",
+  "model": "gpt-4o",
+  "api": "chat",
+  "family": "openai",
+  "parts": {
+    "text": 2,
+    "ids": 0,
+    "tools": 21,
+    "images": 85,
+    "media": 0,
+    "framing": 7,
+    "unread": 0,
+    "estimated": true
+  }
+}
+`, ""}},
 		{"x", "count --encoding gpt2", outcome{1, "", "shunt: unknown encoding \"gpt2\" (known: cl100k_base, o200k_base, o200k_harmony)\n"}},
 	} {
 		got := shunt(t, test.stdin, strings.Fields(test.args)...)

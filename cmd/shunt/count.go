@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -15,72 +16,117 @@ import (
 
 const maxCounted = 1 << 30 // bytes of a text or request
 
+// countFlags are what a count goes by.
+type countFlags struct {
+	model, encoding, family string
+	request, json           bool
+}
+
 func (e *env) countCommand() *cobra.Command {
-	var model, encoding string
-	var asRequest bool
+	var o countFlags
 	cmd := &cobra.Command{
 		Use:   "count [--model M | --encoding E] [FILE]",
 		Short: "Count the tokens of a text or of a request",
 		Long: `Count prints the number of tokens of a file, or of standard input (- or no file).
 With --request the input is the JSON body of an API request, counted as the front end
-counts it: texts, roles and tools, with the chat framing. The model comes from --model,
-else from the request.`,
+counts it: texts, roles, tools and images, with the chat framing of the model's family. The
+model comes from --model, else from the request. With --json the parts of the number are
+printed too.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: e.run(func(_ *cobra.Command, args []string) error {
 			data, err := e.input(args)
 			if err != nil {
 				return err
 			}
-			// Everything is encoded: here a person waits, no client.
-			counter, err := tokens.New(tokens.Options{MaxBytes: maxCounted, CacheEntries: -1})
+			c, err := count(data, o)
 			if err != nil {
 				return err
 			}
-			n, err := countTokens(counter, data, model, encoding, asRequest)
-			if err != nil {
-				return err
+			if o.json {
+				enc := json.NewEncoder(e.stdout)
+				enc.SetIndent("", "  ")
+				return enc.Encode(c)
 			}
-			fmt.Fprintln(e.stdout, n.Tokens)
-			if n.Estimated {
-				fmt.Fprintln(e.stderr, "shunt: the number is an estimate: unbroken runs in the text were cut")
+			fmt.Fprintln(e.stdout, c.Tokens)
+			if c.Estimated {
+				fmt.Fprintln(e.stderr, "shunt: the number is an estimate: "+c.reason)
 			}
 			return nil
 		}),
 	}
-	cmd.Flags().StringVar(&model, "model", "", "count as for this `MODEL`")
-	cmd.Flags().StringVar(&encoding, "encoding", "", "count with this `ENCODING`: "+fmt.Sprint(tokens.Encodings()))
-	cmd.Flags().BoolVar(&asRequest, "request", false, "the input is a JSON request")
+	f := cmd.Flags()
+	f.StringVar(&o.model, "model", "", "count as for this `MODEL`")
+	f.StringVar(&o.encoding, "encoding", "", "count with this `ENCODING`: "+fmt.Sprint(tokens.Encodings()))
+	f.StringVar(&o.family, "family", "", "frame a request as this `FAMILY` of models does: "+fmt.Sprint(request.Families()))
+	f.BoolVar(&o.request, "request", false, "the input is a JSON request")
+	f.BoolVar(&o.json, "json", false, "print JSON, with the parts of a request")
 	cmd.MarkFlagsMutuallyExclusive("model", "encoding")
 	return cmd
 }
 
-func countTokens(counter *tokens.Counter, data []byte, model, encoding string, asRequest bool) (tokens.Count, error) {
-	var enc *tokens.Encoder
-	if encoding != "" {
-		var err error
-		if enc, err = counter.Encoding(encoding); err != nil {
-			return tokens.Count{}, err
-		}
-	} else if model != "" || !asRequest {
-		enc = counter.For(model)
+// counted is what --json prints.
+type counted struct {
+	Tokens    int            `json:"tokens"`
+	Estimated bool           `json:"estimated"`
+	Encoding  string         `json:"encoding"`
+	Model     string         `json:"model,omitempty"`
+	API       string         `json:"api,omitempty"`
+	Family    string         `json:"family,omitempty"`
+	Parts     *request.Parts `json:"parts,omitempty"`
+
+	reason string // why it is an estimate
+}
+
+func count(data []byte, o countFlags) (counted, error) {
+	// Everything is encoded: here a person waits, no client.
+	counter, err := tokens.New(tokens.Options{MaxBytes: maxCounted, CacheEntries: -1, LargeBytes: -1})
+	if err != nil {
+		return counted{}, err
 	}
-	if !asRequest {
-		return enc.CountBytes(data), nil
+	encoder := func(model string) (*tokens.Encoder, error) {
+		if o.encoding != "" {
+			return counter.Encoding(o.encoding)
+		}
+		return counter.For(model), nil
+	}
+	if !o.request {
+		enc, err := encoder(o.model)
+		if err != nil {
+			return counted{}, err
+		}
+		n := enc.CountBytes(data)
+		return counted{Tokens: n.Tokens, Estimated: n.Estimated, Encoding: enc.Name(), Model: o.model,
+			reason: "unbroken runs in the text were cut"}, nil
 	}
 	api, err := request.Detect(data)
 	if err != nil {
-		return tokens.Count{}, fmt.Errorf("read request: %w", err)
+		return counted{}, fmt.Errorf("read request: %w", err)
 	}
 	p := request.Acquire()
 	defer p.Release()
 	facts, err := p.Parse(api, data)
 	if err != nil {
-		return tokens.Count{}, fmt.Errorf("read request: %w", err)
+		return counted{}, fmt.Errorf("read request: %w", err)
 	}
-	if enc != nil {
-		return facts.PromptTokensIn(enc), nil
+	model := o.model
+	if model == "" {
+		model = facts.Model
 	}
-	return facts.PromptTokens(counter), nil
+	enc, err := encoder(model)
+	if err != nil {
+		return counted{}, err
+	}
+	family := request.FamilyOf(model)
+	if o.family != "" {
+		var ok bool
+		if family, ok = request.ParseFamily(o.family); !ok {
+			return counted{}, fmt.Errorf("unknown family %q (known: %v)", o.family, request.Families())
+		}
+	}
+	parts := facts.Parts(enc, family, model)
+	n := parts.Count()
+	return counted{Tokens: n.Tokens, Estimated: n.Estimated, Encoding: enc.Name(), Model: model, API: api.String(), Family: family.String(),
+		Parts: &parts, reason: "it holds media, more than can be walked, something that only the server knows, or unbroken runs that were cut"}, nil
 }
 
 // input reads the file that the arguments name, or standard input.
