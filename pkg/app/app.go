@@ -329,6 +329,8 @@ func (a *app) report(b *fleet.Backend, o proxy.Outcome) {
 	switch o {
 	case proxy.OutcomeOK:
 		a.checker.Report(b, health.Answered)
+	case proxy.OutcomeBusy:
+		a.checker.Report(b, health.Busy)
 	case proxy.OutcomeTimeout:
 		a.checker.Report(b, health.Hung)
 	case proxy.OutcomeConnectFailed:

@@ -91,8 +91,8 @@ type Timeouts struct {
 
 // Retries on another backend.
 type Retries struct {
-	Max    int     `yaml:"max" default:"2" range:"0..10" doc:"Further attempts of one request, each on a backend it has not tried."`
-	Budget float64 `yaml:"budget" default:"0.2" range:"0.01..1" doc:"Retries as a share of all requests, so that an outage is not multiplied. max: 0 turns retries off."`
+	Max    int     `yaml:"max" default:"2" range:"0..10" doc:"Further attempts of one request, each on a backend it has not tried. While none has taken a connection, every one may be tried. 0 turns retries off."`
+	Budget float64 `yaml:"budget" default:"0.2" range:"0.01..1" doc:"Retries of what had been sent to a backend, as a share of all requests, so that an outage is not multiplied."`
 }
 
 // Limits of the front end. Only the L7 enforces them.

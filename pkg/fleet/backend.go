@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"net/url"
 	"sync/atomic"
+	"time"
 )
 
 // Backend is one instance of an inference server. An instance survives reloads while its pool, name and URL stay the
@@ -25,6 +26,8 @@ type Backend struct {
 	context    atomic.Int64
 	gauges     atomic.Pointer[Gauges]
 	learned    learned
+	now        func() time.Duration
+	busyUntil  atomic.Int64          // ns on that clock
 	prior      atomic.Pointer[Speed] // of the pool
 	gone       chan struct{}
 }

@@ -110,7 +110,7 @@ type Query struct {
 	Model        string
 	Session      uint64 // hash of the session; 0 = none
 	Home         ID     // backend that holds the session; 0 = none or unknown
-	HomeFull     bool   // set by Take: the home is up, but at its limit of tokens in flight
+	HomeFull     bool   // set by Take: the home is up, but at its limit of tokens in flight or busy
 	PromptTokens int64
 	OutputTokens int64         // expected, capped by the request's own limit
 	Blocks       []uint64      // chained hashes of the prompt's blocks, in order; empty = nothing known

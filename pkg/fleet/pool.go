@@ -124,10 +124,9 @@ func (p *Pool) Explain(q *Query) (*Backend, Reason, error) {
 }
 
 // candidates lists the backends that may take the request. A backend at its limit is left out; one that is idle
-// takes any request, or a prompt above the limit could never be served.
+// takes any request, or a prompt above the limit could never be served. A busy one is left out while others are there.
 func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool) {
 	c = p.buf[:0]
-	local := false
 	now := p.now()
 	q.HomeFull = false
 	for _, b := range p.backends {
@@ -141,14 +140,14 @@ func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool)
 			q.HomeFull = q.HomeFull || b.id == q.Home
 			continue
 		}
-		local = local || spec.Local
 		c = append(c, Candidate{ID: b.id, Weight: b.weight(), Tokens: tokens,
 			Requests: b.requests.Load() + max(b.slot.KernelFlows.Load(), 0), Backend: b})
 		p.know(&c[len(c)-1], q, now)
 	}
 	p.buf = c
 	p.share(c, now)
-	if q.LocalOnly && local {
+	c = leaveBusy(q, c, now)
+	if q.LocalOnly && slices.ContainsFunc(c, func(c Candidate) bool { return c.Backend.Local() }) {
 		c = slices.DeleteFunc(c, func(c Candidate) bool { return !c.Backend.Local() })
 	}
 	return c, overloaded

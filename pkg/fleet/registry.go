@@ -272,7 +272,7 @@ func (f *Fleet) newBackend(id ID, pool string, spec BackendSpec) *Backend {
 		f.generations[id] = 1
 	}
 	b := &Backend{id: id, pool: pool, generation: f.generations[id], slot: &f.table.Slots[id], admin: &f.table.Admin[id],
-		gone: make(chan struct{})}
+		now: f.now, gone: make(chan struct{})}
 	b.spec.Store(&spec)
 	b.slot.Limit.Store(0)
 	f.owner[id] = b

@@ -19,7 +19,7 @@ import (
 var errGone = errors.New("client has gone")
 
 // run tries backends until one answers, and begins the answer. No attempt is made after an answer's first byte, for a
-// client that has left, on a backend that was tried, or beyond the budget.
+// client that has left, on a backend that was tried, or beyond what mayRetry and mayReconnect allow.
 func (ex *exchange) run(ctx *fasthttp.RequestCtx) {
 	ex.stats = ex.s.metrics.pool(ex.pool.Name())
 	var last error
@@ -36,12 +36,16 @@ func (ex *exchange) run(ctx *fasthttp.RequestCtx) {
 		}
 		ex.ticket = t
 		ex.picked(t)
+		before := ex.dispatched
 		err = ex.try(t.Backend())
 		if err == nil {
-			if ex.busy() && ex.mayRetry() && ex.save() {
-				ex.report(OutcomeOK)
-				ex.next()
-				continue
+			if ex.busy() {
+				t.Backend().Busy(retryAfter(ex.head.fields, time.Now()))
+				if ex.mayRetry() && ex.save() {
+					ex.report(OutcomeBusy)
+					ex.next()
+					continue
+				}
 			}
 			ex.deliver(ctx)
 			return
@@ -59,9 +63,11 @@ func (ex *exchange) run(ctx *fasthttp.RequestCtx) {
 			ex.fail(ctx, errUpstreamTimeout, OutcomeTimeout, err)
 			return
 		}
-		ex.report(attemptOutcome(err))
+		o := attemptOutcome(err)
+		ex.report(o)
 		last, lastAnswer = err, answerFor(err)
-		if answered || !ex.mayRetry() {
+		unsent := errors.Is(err, errNoConnection) && ex.dispatched.Equal(before)
+		if answered || unsent && !ex.mayReconnect(o) || !unsent && !ex.mayRetry() {
 			ex.giveUp(ctx, nil, last, lastAnswer)
 			return
 		}
@@ -105,13 +111,24 @@ func (ex *exchange) pinnable() bool {
 	return ex.s.o.Pins != nil && ex.api != request.Other && !ex.query.LocalOnly
 }
 
-// mayRetry reports whether a further backend may be tried.
-func (ex *exchange) mayRetry() bool {
-	limit := ex.set.Retries
-	if n := lookup(ex.fields, "x-stainless-retry-count"); len(n) > 0 && string(n) != "0" {
-		limit /= 2 // the client retries by itself; both together would multiply
+// mayRetry reports whether a further backend may be tried after one that may have worked on the request.
+func (ex *exchange) mayRetry() bool { return ex.attempts <= ex.retries() && ex.s.budget.take() }
+
+// mayReconnect reports whether a further backend may be tried after one to which there was no connection. Nothing was sent, so
+// this multiplies no work and needs no budget, and while no backend at all has seen the request every one may be tried.
+func (ex *exchange) mayReconnect(o Outcome) bool {
+	if o == OutcomeConnectFailed && ex.dispatched.IsZero() {
+		return ex.set.Retries > 0
 	}
-	return ex.attempts <= limit && ex.s.budget.take()
+	return ex.attempts <= ex.retries()
+}
+
+// retries is how many further attempts the request may have.
+func (ex *exchange) retries() int {
+	if n := lookup(ex.fields, "x-stainless-retry-count"); len(n) > 0 && string(n) != "0" {
+		return ex.set.Retries / 2 // the client retries by itself; both together would multiply
+	}
+	return ex.set.Retries
 }
 
 // next makes ready for another attempt.
@@ -317,6 +334,23 @@ func appendField(b, name, value []byte) []byte {
 
 // busy reports whether the backend answered that it has no room.
 func (ex *exchange) busy() bool { return ex.head.status == 429 || ex.head.status == 503 }
+
+const (
+	busyTime    = time.Second     // a backend that says it has no room is left alone for so long, if it does not say how long
+	maxBusyTime = 5 * time.Second // and never longer than this: it may have room again before it thinks
+)
+
+// retryAfter is how long a busy backend is left alone, by its Retry-After: seconds or a date.
+func retryAfter(fields []field, now time.Time) time.Duration {
+	v := lookup(fields, "retry-after")
+	if n, ok := parseDecimal(v); ok && n > 0 {
+		return time.Duration(min(n, int64(maxBusyTime/time.Second))) * time.Second
+	}
+	if at, err := fasthttp.ParseHTTPDate(v); err == nil && at.After(now) {
+		return min(at.Sub(now), maxBusyTime)
+	}
+	return busyTime
+}
 
 // maxSaved bounds the body of an answer that is put aside.
 const maxSaved = 64 << 10

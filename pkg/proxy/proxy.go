@@ -67,8 +67,8 @@ type Dynamic struct {
 	Paths              []string // allow-list; empty: DefaultPaths. "*" stands for a segment, a last "**" for one or more
 	Limits             Limits
 	Timeouts           Timeouts
-	Retries            int                 // attempts on further backends after the first
-	RetryBudget        float64             // retries as a share of the requests; a fifth
+	Retries            int                 // attempts on further backends after the first; where none took a connection, any number
+	RetryBudget        float64             // retries of what was sent, as a share of the requests; a fifth
 	StripAuthorization bool                // do not pass the client's credentials on
 	Identifier         *session.Identifier // nil: no sessions
 }
@@ -91,7 +91,8 @@ type Options struct {
 	Logger    *slog.Logger
 	// Ingress reports whether connections from the address were steered here by another shunt.
 	Ingress func(netip.Addr) bool
-	// Report is told how each attempt ended, for passive health. An answer of any status but 500, 502 and 504 is OK.
+	// Report is told how each attempt ended, for passive health. 429 and 503 are OutcomeBusy,
+	// 500, 502 and 504 OutcomeUpstreamError, and answers of any other status are OK.
 	// OutcomeClientGone and OutcomeLocalFault say nothing of the backend.
 	Report func(*fleet.Backend, Outcome)
 	// PeerInfo returns the JSON of GET /.well-known/shunt. nil: the path is not served.

@@ -16,9 +16,10 @@ const (
 	OutcomeLocalReject                  // answered by the proxy itself
 	OutcomeConnectFailed                // of an attempt: no connection to the backend
 	OutcomeLocalFault                   // of an attempt: this host has no descriptor, port or memory for a connection
+	OutcomeBusy                         // of an attempt: the backend answered 429 or 503
 )
 
-var outcomeNames = [...]string{"ok", "client_gone", "upstream_error", "timeout", "local_reject", "connect_failed", "local_fault"}
+var outcomeNames = [...]string{"ok", "client_gone", "upstream_error", "timeout", "local_reject", "connect_failed", "local_fault", "busy"}
 
 func (o Outcome) String() string { return outcomeNames[min(int(o), len(outcomeNames)-1)] }
 

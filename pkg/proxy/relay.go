@@ -290,6 +290,9 @@ func (ex *exchange) ended() {
 	if ex.status >= 500 {
 		ex.outcome = OutcomeUpstreamError
 	}
+	if ex.busy() {
+		o = OutcomeBusy
+	}
 	ex.ticket.Release()
 	ex.report(o)
 	ex.keepConn()
