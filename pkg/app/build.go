@@ -24,6 +24,11 @@ func Host() config.Host {
 	if r, err := netdev.IPLocalPortRange(); err == nil {
 		h.LocalPortRange = [2]int{int(r.First), int(r.Last)}
 	}
+	if list, err := netdev.IPLocalReservedPorts(); err == nil {
+		for _, r := range list {
+			h.ReservedPorts = append(h.ReservedPorts, [2]int{int(r.First), int(r.Last)})
+		}
+	}
 	if a, err := netdev.LocalAddrs(); err == nil {
 		h.Addrs = a
 	}
@@ -126,12 +131,13 @@ func fixed(old, now *config.Config) []string {
 		{"listen", old.Listen, now.Listen},
 		{"admin", old.Admin, now.Admin},
 		{"steering", old.Steering, now.Steering},
-		{"session", old.Session, now.Session},
+		{"session.idle", old.Session.Idle, now.Session.Idle},
 		{"tokens", old.Tokens, now.Tokens},
 		{"access_log", old.AccessLog, now.AccessLog},
 		{"log", old.Log, now.Log},
 		{"limits.max_header", old.Limits.MaxHeader, now.Limits.MaxHeader},
-		{"limits.max_connections", old.Limits.MaxConnections, now.Limits.MaxConnections},
+		{"timeouts.header_read", old.Timeouts.HeaderRead, now.Timeouts.HeaderRead},
+		{"timeouts.client_idle", old.Timeouts.ClientIdle, now.Timeouts.ClientIdle},
 	} {
 		if !reflect.DeepEqual(s.old, s.now) {
 			names = append(names, s.name)

@@ -17,7 +17,7 @@ func (a *app) status() admin.Status {
 	cfg := a.cfg.Load()
 	s := admin.Status{
 		Version: a.o.Version, UptimeSeconds: time.Since(a.started).Seconds(), Listen: cfg.Listen.String(), ConfigFile: a.o.ConfigPath,
-		Backends: len(a.fleet.Backends()), Requests: a.served(), Sessions: int64(a.tracker.Len()),
+		Backends: len(a.fleet.Backends()), Requests: a.proxy.Served(), Sessions: int64(a.tracker.Len()),
 		Kernel: admin.Kernel{Mode: cfg.Steering.Mode, Reason: a.noKernel}, Tokens: a.tokensStatus(),
 	}
 	if err := a.ready(); err != nil {
@@ -66,26 +66,16 @@ func (a *app) status() admin.Status {
 	return s
 }
 
-// served is the sum of shunt_requests_total.
-func (a *app) served() (n int64) {
-	families, err := a.registry.Gather()
-	if err != nil {
-		return 0
-	}
-	for _, f := range families {
-		if f.GetName() == "shunt_requests_total" {
-			for _, m := range f.GetMetric() {
-				n += int64(m.GetCounter().GetValue())
-			}
-		}
-	}
-	return n
-}
-
 func (a *app) backends() []admin.BackendStatus {
 	total := map[string]float64{}
 	for _, b := range a.fleet.Backends() {
 		total[b.Pool()] += float64(max(b.Spec().Weight, 1))
+	}
+	problems := map[fleet.ID]string{}
+	if a.kernel != nil {
+		for _, s := range a.kernel.dp.Status().Backends {
+			problems[s.ID] = s.Problem
+		}
 	}
 	var list []admin.BackendStatus
 	for _, b := range a.fleet.Backends() {
@@ -105,15 +95,15 @@ func (a *app) backends() []admin.BackendStatus {
 		if b.Steer().IsValid() {
 			s.Steer = b.Steer().String()
 		}
-		s.NotSteerable = a.notSteerable(b)
+		s.NotSteerable = a.notSteerable(b, problems[b.ID()])
 		s.Steerable = s.NotSteerable == ""
 		list = append(list, s)
 	}
 	return list
 }
 
-// notSteerable says why nothing is steered to the backend, "" if it is.
-func (a *app) notSteerable(b *fleet.Backend) string {
+// notSteerable says why nothing is steered to the backend, "" if it is. inKernel is what the kernel's view lacks.
+func (a *app) notSteerable(b *fleet.Backend, inKernel string) string {
 	k := a.kernel
 	switch {
 	case k == nil:
@@ -129,12 +119,7 @@ func (a *app) notSteerable(b *fleet.Backend) string {
 	case !k.steerable(b):
 		return "the steer address is on this host: the local front end serves it"
 	}
-	for _, s := range k.dp.Status().Backends {
-		if s.ID == b.ID() {
-			return s.Problem
-		}
-	}
-	return ""
+	return inKernel
 }
 
 func (a *app) sessions(limit int) ([]admin.Session, error) {

@@ -21,6 +21,7 @@ const (
 // Host is what Validate has to know of the machine. Zero fields are unknown and not checked.
 type Host struct {
 	LocalPortRange [2]int       // net.ipv4.ip_local_port_range, both ends included
+	ReservedPorts  [][2]int     // net.ipv4.ip_local_reserved_ports, ranges with both ends included
 	Addrs          []netip.Addr // addresses of this host
 	Interfaces     []string     // names of this host's network interfaces
 	Policies       []string     // registered policies
@@ -243,7 +244,7 @@ func (c *Config) checkPaths(p *problems) {
 		case s == defaultPaths:
 		case !strings.HasPrefix(s, "/"):
 			p.add(at, "%q does not begin with / (the only other word is default)", s)
-		case strings.ContainsAny(s, "?#%\\ \t\r\n"):
+		case strings.ContainsAny(s, "?#%\\") || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r == 0x7f }):
 			p.add(at, "%q: write the plain path, without query, escapes and blanks", s)
 		case path.Clean(s) != s:
 			p.add(at, "%q: write %q", s, path.Clean(s))

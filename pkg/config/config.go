@@ -63,7 +63,7 @@ type Backend struct {
 
 // Health is a pool's active check.
 type Health struct {
-	Path     string        `yaml:"path" default:"auto" doc:"Path to get, which must answer 2xx. auto asks /health; where that does not exist /v1/models; where neither exists an HTTP answer is enough."`
+	Path     string        `yaml:"path" default:"auto" doc:"Path to get, which must answer 2xx. auto asks /health; where that answers 3xx, 4xx or 501 it asks /v1/models, and any answer below 500 or of 501 is good there."`
 	Interval time.Duration `yaml:"interval" default:"2s" range:"100ms..1h" doc:"Time between checks of one backend, varied by a tenth."`
 	Timeout  time.Duration `yaml:"timeout" default:"1s" range:"10ms..1m" doc:"How long one check may take."`
 	Fall     int           `yaml:"fall" default:"3" range:"1..100" doc:"Failed checks in a row that take a backend out."`
@@ -137,7 +137,7 @@ type Steering struct {
 	Interfaces   []string       `yaml:"interfaces" doc:"Every network interface on which clients or backends are reached. Required with mode nat."`
 	VIP          []netip.Addr   `yaml:"vip" doc:"Address, or list of addresses, of listen that clients use. Required when listen is 0.0.0.0 or ::."`
 	SNAT         []netip.Addr   `yaml:"snat" doc:"Source address towards the backends, at most one a family. The VIP itself when left out."`
-	NATPorts     PortRange      `yaml:"nat_ports" default:"20000-32767" doc:"Source ports towards the backends. Disjoint from session_ports, from the listeners and from the host's net.ipv4.ip_local_port_range."`
+	NATPorts     PortRange      `yaml:"nat_ports" default:"20000-32767" doc:"Source ports towards the backends. Disjoint from session_ports, from the listeners and, but for net.ipv4.ip_local_reserved_ports, from the host's net.ipv4.ip_local_port_range."`
 	SessionPorts PortRange      `yaml:"session_ports" doc:"Ports of pin endpoint, which is not in this release."`
 	Pin          string         `yaml:"pin" default:"client" enum:"client|endpoint|connect" doc:"What the kernel takes for a session. client: an address, as long as all its sessions live on one backend. endpoint and connect are not in this release."`
 	Handoff      string         `yaml:"handoff" default:"close" enum:"close|keep" doc:"close: an answer that pins its session asks the client to reconnect, and the next request is steered. keep: wait until the client opens a new connection by itself."`

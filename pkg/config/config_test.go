@@ -193,6 +193,40 @@ func TestDerived(t *testing.T) {
 	}
 }
 
+// The rule of the kernel path: ports that the host's own stack may choose are no NAT ports, unless it was told to leave
+// them alone, or the source address is not its own.
+func TestNATPortsAndTheHost(t *testing.T) {
+	for _, test := range []struct {
+		ports, snat string
+		local       [2]int
+		reserved    [][2]int
+		bad         bool
+	}{
+		{ports: "20000-32767", local: [2]int{32768, 60999}},
+		{ports: "20000-32768", local: [2]int{32768, 60999}, bad: true},
+		{ports: "60999-61000", local: [2]int{32768, 60999}, bad: true},
+		{ports: "61000-61010", local: [2]int{32768, 60999}},
+		{ports: "40000-41000", local: [2]int{32768, 60999}, bad: true},
+		{ports: "40000-41000", local: [2]int{32768, 60999}, reserved: [][2]int{{8080, 8080}, {40000, 41000}}},
+		{ports: "40000-41000", local: [2]int{32768, 60999}, reserved: [][2]int{{40000, 40999}}, bad: true},
+		{ports: "30000-41000", local: [2]int{32768, 60999}, reserved: [][2]int{{32000, 42000}}}, // what both hold is reserved
+		{ports: "40000-41000", local: [2]int{32768, 60999}, snat: "10.0.0.77"},
+		{ports: "40000-41000"}, // unknown
+	} {
+		text := "listen: 10.0.0.1:8080\npools: [{backends: [{url: 'http://10.0.0.2'}]}]\n" +
+			"steering: {mode: nat, target: engine, interfaces: [eth0], nat_ports: " + test.ports + ", snat: [" + test.snat + "]}\n"
+		c, err := Parse("test", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		host := testHost
+		host.LocalPortRange, host.ReservedPorts = test.local, test.reserved
+		if err := c.Validate(host); (err != nil) != test.bad || test.bad && !strings.Contains(err.Error(), "ip_local_reserved_ports") {
+			t.Errorf("%+v: %v", test, err)
+		}
+	}
+}
+
 func TestProblemText(t *testing.T) {
 	_, err := Parse("shunt.yaml", []byte("pools:\n  - backends: [{url: 'http://a', wait: 1}]\n"))
 	want := `shunt.yaml:2:34: pools[0].backends[0].wait: unknown key "wait": known here are name, url, weight, steer

@@ -129,8 +129,12 @@ func (c *Config) checkPorts(p *problems, host Host) {
 	if !p.ok(at) {
 		return
 	}
-	if lo, hi := host.LocalPortRange[0], host.LocalPortRange[1]; hi > 0 && int(r.First) <= hi && lo <= int(r.Last) {
-		p.add(at, "%s overlaps this host's net.ipv4.ip_local_port_range %d-%d: answers to the host's own connections would be captured", r, lo, hi)
+	if lo, hi := max(host.LocalPortRange[0], int(r.First)), min(host.LocalPortRange[1], int(r.Last)); lo <= hi && c.snatsHere(host) {
+		// The stack gives reserved ports to nobody by itself.
+		if !slices.ContainsFunc(host.ReservedPorts, func(r [2]int) bool { return r[0] <= lo && hi <= r[1] }) {
+			p.add(at, "%s overlaps this host's net.ipv4.ip_local_port_range %d-%d: answers to the host's own connections would be captured; choose other ports, or list %d-%d in net.ipv4.ip_local_reserved_ports",
+				r, host.LocalPortRange[0], host.LocalPortRange[1], lo, hi)
+		}
 	}
 	if p.ok("listen") && r.Contains(c.Listen.Port()) {
 		p.add(at, "%s contains the port of listen (%s)", r, c.Listen)
@@ -138,6 +142,15 @@ func (c *Config) checkPorts(p *problems, host Host) {
 	if p.ok("admin.listen") && c.Admin.Listen.IsValid() && r.Contains(c.Admin.Listen.Port()) {
 		p.add(at, "%s contains the port of admin.listen (%s)", r, c.Admin.Listen)
 	}
+}
+
+// snatsHere says whether a source address towards the backends is one of this host's own, for which its stack chooses
+// ports too. Where the host's addresses are not known it may be.
+func (c *Config) snatsHere(host Host) bool {
+	return host.Addrs == nil || slices.ContainsFunc(c.Steering.VIP, func(vip netip.Addr) bool {
+		a := c.Steering.SNATFor(vip)
+		return a.IsLoopback() || slices.Contains(host.Addrs, a)
+	})
 }
 
 // checkFamily refuses an address that none of the VIPs can be rewritten to: the kernel does not turn IPv4 into IPv6.
@@ -187,6 +200,9 @@ func (c *Config) checkEngine(p *problems) {
 		p.add("paths", "only the front end enforces it, and with target engine every path of the engine is open: remove it or use target peer")
 	}
 	for i, pool := range c.Pools {
+		if len(pool.Models) > 0 {
+			p.warn(poolPath(i)+".models", "only the front end looks at the model: on connections with target engine a client may name any")
+		}
 		for j, b := range pool.Backends {
 			at := backendPath(i, j)
 			if b.URL == nil {

@@ -41,7 +41,8 @@ const (
 
 // Settings say how a backend is checked. Zero values mean the defaults.
 type Settings struct {
-	// Path must answer 2xx. Empty: /health; where that does not exist /v1/models; where neither does, any HTTP answer.
+	// Path must answer 2xx. Empty: /health; where that answers neither 2xx nor 5xx (501 is no 5xx here) /v1/models, which
+	// may answer anything but 5xx.
 	// It is appended to the path of the backend's URL.
 	Path     string
 	Interval time.Duration

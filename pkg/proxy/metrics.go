@@ -5,6 +5,7 @@ package proxy
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/shunt-lb/shunt/pkg/fleet"
@@ -24,7 +25,8 @@ type metrics struct {
 	replays   prometheus.Counter
 	meterOff  prometheus.Counter
 
-	pools sync.Map // name -> *poolMetrics
+	served atomic.Int64 // sum of requests
+	pools  sync.Map     // name -> *poolMetrics
 }
 
 // poolMetrics keeps a pool's series at hand: looking one up by its labels costs more than counting.
@@ -95,6 +97,9 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 	return m, nil
 }
 
+// Served is the number of requests that were served: the sum of shunt_requests_total.
+func (s *Server) Served() int64 { return s.metrics.served.Load() }
+
 func (m *metrics) pool(name string) *poolMetrics {
 	if p, ok := m.pools.Load(name); ok {
 		return p.(*poolMetrics)
@@ -106,6 +111,7 @@ func (m *metrics) pool(name string) *poolMetrics {
 }
 
 func (p *poolMetrics) request(status int, o Outcome) {
+	p.m.served.Add(1)
 	class := min(max(status/100, 0), 5)
 	p.requests[class*len(outcomeNames)+int(o)].inc(p.m.requests, p.pool, codeClasses[class], o.String())
 }

@@ -112,7 +112,7 @@ func newAllowList(paths []string) (*allowList, error) {
 	l := &allowList{exact: make(map[string]string, len(paths))}
 	for _, p := range paths {
 		clean, _, err := cleanPath([]byte(p), nil)
-		if err != nil || string(clean) != p {
+		if err != nil || string(clean) != p || len(p) > 1 && strings.HasSuffix(p, "/") {
 			return nil, fmt.Errorf("compile path pattern %q: not a clean absolute path", p)
 		}
 		segments := strings.Split(p[1:], "/")
