@@ -27,8 +27,7 @@ type Backend struct {
 	gauges     atomic.Pointer[Gauges]
 	learned    learned
 	now        func() time.Duration
-	busyUntil  atomic.Int64          // ns on that clock
-	prior      atomic.Pointer[Speed] // of the pool
+	busyUntil  atomic.Int64 // ns on that clock
 	gone       chan struct{}
 }
 
@@ -134,10 +133,10 @@ func (b *Backend) Gauges() (Gauges, bool) {
 	return Gauges{}, false
 }
 
-// Speed returns what was learned of the backend, and whether any request of its own taught it.
-func (b *Backend) Speed() (Speed, bool) {
-	s, _, own := b.learned.read(0)
-	return s, own
+// Speed returns what is believed of the backend's speed.
+func (b *Backend) Speed() Speed {
+	s, _, _ := b.learned.read(0, b.learned.pool.read())
+	return s
 }
 
 // Drift returns recent predicted and observed times to the first byte, as weighted sums of seconds: their ratio is 1 where the
@@ -146,13 +145,6 @@ func (b *Backend) Drift() (predicted, observed float64) {
 	b.learned.mu.Lock()
 	defer b.learned.mu.Unlock()
 	return b.learned.predicted, b.learned.observed
-}
-
-func (b *Backend) poolSpeed() Speed {
-	if s := b.prior.Load(); s != nil {
-		return *s
-	}
-	return DefaultSpeed
 }
 
 func (b *Backend) weight() float64 {

@@ -27,6 +27,7 @@ type Pool struct {
 	now        func() time.Duration
 	index      Index         // nil: none
 	outputMean atomic.Uint64 // bits of a float64
+	lines      lines
 
 	mu       sync.Mutex
 	rand     *rand.Rand
@@ -34,8 +35,6 @@ type Pool struct {
 	chooser  Chooser
 	backends []*Backend
 	buf      []Candidate
-	prior    *Speed // the pool's common figures
-	priorAt  time.Duration
 }
 
 func newPool(name string, now func() time.Duration, index Index) *Pool {
@@ -46,6 +45,13 @@ func newPool(name string, now func() time.Duration, index Index) *Pool {
 
 // Name returns the pool's name.
 func (p *Pool) Name() string { return p.name }
+
+// Seed makes the pool's random choices repeatable, for simulations.
+func (p *Pool) Seed(seed uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rand = rand.New(rand.NewPCG(seed, 1))
+}
 
 // Models returns the model names that the pool serves; empty means any.
 func (p *Pool) Models() []string {
@@ -88,6 +94,7 @@ func (p *Pool) Take(q *Query) (*Ticket, error) {
 	b.requests.Add(1)
 	b.waiting.Add(1)
 	b.queued.Add(t.queued)
+	b.learned.enqueue(t)
 	b.context.Add(need)
 	if p.index != nil && len(q.Blocks) > 0 {
 		p.index.Enter(b.id, q.Blocks)
@@ -101,7 +108,8 @@ func (c *Candidate) FirstByte(uncached int64) float64 {
 	if c.Speed.PrefillRate <= 0 {
 		return 0
 	}
-	return float64(c.Speed.PrefillBase) + float64(max(c.Queued, 0)+max(uncached, 0))/float64(c.Speed.PrefillRate)
+	return float64(c.Speed.PrefillBase) + float64(max(c.Waiting, 0))*float64(c.Speed.QueueBase) +
+		float64(max(c.Queued, 0)+max(uncached, 0))/float64(c.Speed.PrefillRate)
 }
 
 // Explain says where Take would send the request and why, and charges nothing.
@@ -127,7 +135,7 @@ func (p *Pool) Explain(q *Query) (*Backend, Reason, error) {
 // takes any request, or a prompt above the limit could never be served. A busy one is left out while others are there.
 func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool) {
 	c = p.buf[:0]
-	now := p.now()
+	now, speed := p.now(), p.lines.read()
 	q.HomeFull = false
 	for _, b := range p.backends {
 		if !b.Eligible() || slices.Contains(q.Exclude, b.id) {
@@ -142,10 +150,9 @@ func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool)
 		}
 		c = append(c, Candidate{ID: b.id, Weight: b.weight(), Tokens: tokens,
 			Requests: b.requests.Load() + max(b.slot.KernelFlows.Load(), 0), Backend: b})
-		p.know(&c[len(c)-1], q, now)
+		p.know(&c[len(c)-1], q, now, speed)
 	}
 	p.buf = c
-	p.share(c, now)
 	c = leaveBusy(q, c, now)
 	if q.LocalOnly && slices.ContainsFunc(c, func(c Candidate) bool { return c.Backend.Local() }) {
 		c = slices.DeleteFunc(c, func(c Candidate) bool { return !c.Backend.Local() })
@@ -154,7 +161,7 @@ func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool)
 }
 
 // know fills in what is believed of the backend beyond its load.
-func (p *Pool) know(c *Candidate, q *Query, now time.Duration) {
+func (p *Pool) know(c *Candidate, q *Query, now time.Duration, speed Speed) {
 	b := c.Backend
 	if p.index != nil && len(q.Blocks) > 0 {
 		held := p.index.Held(b.id, q.Blocks)
@@ -163,7 +170,9 @@ func (p *Pool) know(c *Candidate, q *Query, now time.Duration) {
 	c.Queued, c.Waiting = max(b.queued.Load(), 0), max(b.waiting.Load(), 0)
 	_, kernel := b.Load()
 	c.Context = max(b.context.Load(), 0) + max(kernel, 0)
-	c.Speed, c.Latency, _ = b.learned.read(now)
+	var done int64
+	c.Speed, c.Latency, done = b.learned.read(now, speed)
+	c.Queued = max(c.Queued-done, 0)
 	if g := b.gauges.Load(); g != nil {
 		c.Gauges, c.Fresh = *g, now-g.At < StaleGauges
 	}
@@ -171,44 +180,6 @@ func (p *Pool) know(c *Candidate, q *Query, now time.Duration) {
 
 // StaleGauges is the age at which an engine's gauges are no longer believed: they are unknown then, not 0.
 const StaleGauges = 5 * time.Second
-
-// share gives backends that have served nothing their pool's figures, and lets the pool's be everybody's prior.
-func (p *Pool) share(c []Candidate, now time.Duration) {
-	if p.prior != nil && now-p.priorAt < priorEvery {
-		for i := range c {
-			if c[i].Speed.PrefillRate <= 0 {
-				c[i].Speed = *p.prior
-			}
-		}
-		return
-	}
-	var s Speed
-	n := float32(0)
-	for i := range c {
-		if o := c[i].Speed; o.PrefillRate > 0 {
-			n++
-			s.PrefillBase += o.PrefillBase
-			s.PrefillRate += 1 / o.PrefillRate
-			s.DecodeBase += o.DecodeBase
-			s.DecodeSlope += o.DecodeSlope
-		}
-	}
-	if n == 0 {
-		s = DefaultSpeed
-	} else {
-		s = Speed{PrefillBase: s.PrefillBase / n, PrefillRate: n / s.PrefillRate, DecodeBase: s.DecodeBase / n, DecodeSlope: s.DecodeSlope / n}
-	}
-	p.prior, p.priorAt = &s, now
-	for i := range c {
-		c[i].Backend.prior.Store(&s)
-		if c[i].Speed.PrefillRate <= 0 {
-			c[i].Speed = s
-		}
-	}
-}
-
-// priorEvery is how often a pool's common figures are computed anew.
-const priorEvery = time.Second
 
 // ExpectedOutput returns the tokens that an answer is expected to have: the running mean of those seen, capped by
 // the request's own limit (0 = it sets none).

@@ -156,6 +156,9 @@ func (f *Fleet) Apply(specs []PoolSpec) error {
 			p = newPool(ps.Name, f.now, f.index)
 		}
 		p.mu.Lock()
+		for _, b := range members[i] {
+			b.learned.teach(&p.lines)
+		}
 		p.models, p.chooser, p.backends = slices.Clone(ps.Models), ps.Chooser, members[i]
 		for j := range ps.Backends {
 			spec := ps.Backends[j]

@@ -20,11 +20,14 @@ type Ticket struct {
 	now     func() time.Duration
 	taken   time.Duration
 	expects float64 // predicted time to the first byte, in seconds
+	queued  int64   // prompt tokens to compute
+
+	before, after *Ticket // see learned
 
 	mu       sync.Mutex
 	left     int64 // still charged
-	queued   int64 // of the backend's queued tokens
-	decoding bool  // the prompt's part is given back
+	dequeued bool
+	decoding bool // the prompt's part is given back
 	released bool
 	first    time.Duration // when the answer began
 	last     time.Duration // its last token
@@ -66,7 +69,7 @@ func (t *Ticket) begin() {
 	t.last = t.first
 	t.context = b.context.Load()
 	if t.streams && t.prompt > 0 {
-		b.learned.firstByte(float64(t.prompt-t.cached), t.taken, t.first, b.poolSpeed())
+		b.learned.firstByte(float64(t.prompt-t.cached), t.taken, t.first)
 		if t.expects > 0 {
 			b.learned.predict(t.expects, (t.first - t.taken).Seconds())
 		}
@@ -75,12 +78,13 @@ func (t *Ticket) begin() {
 
 // dequeue takes the prompt out of the backend's queue.
 func (t *Ticket) dequeue() {
-	if t.queued < 0 {
+	if t.dequeued {
 		return
 	}
+	t.dequeued = true
 	t.backend.queued.Add(-t.queued)
 	t.backend.waiting.Add(-1)
-	t.queued = -1
+	t.backend.learned.dequeue(t)
 }
 
 // Decoded gives back n tokens of the expected output, until none is left. It implies FirstByte.
@@ -110,7 +114,7 @@ func (t *Ticket) Release() {
 	b.requests.Add(-1)
 	b.context.Add(-t.prompt - t.output)
 	if t.streams && t.tokens >= minAnswer {
-		b.learned.answered((t.last-t.first).Seconds()/float64(t.tokens-1), float64(t.context+b.context.Load()+t.prompt+t.output)/2, b.poolSpeed())
+		b.learned.answered((t.last-t.first).Seconds()/float64(t.tokens-1), float64(t.context+b.context.Load()+t.prompt+t.output)/2)
 	}
 }
 
