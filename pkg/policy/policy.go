@@ -64,6 +64,7 @@ type Spec struct {
 	Doc      string // one sentence
 	Needs    Needs
 	Weighted bool           // shares follow the backends' weights
+	Homes    bool           // a known session goes to its home where loads are even
 	Reasons  []fleet.Reason // all that Pick may return
 	New      func(Params) (Policy, error)
 }
@@ -119,6 +120,17 @@ func New(name string, p Params) (Policy, error) {
 
 // requestTokens is what the request would add to a backend's weight.
 func requestTokens(q *fleet.Query) int64 { return max(q.PromptTokens, 0) + max(q.OutputTokens, 0) }
+
+// heldShare is how much of a known session's prompt its home is taken to hold where the prompt's blocks are not known.
+const heldShare = 0.75
+
+// held is how many of the prompt's tokens the candidate is believed to hold.
+func held(q *fleet.Query, c *fleet.Candidate) int64 {
+	if len(q.Blocks) == 0 && q.Home != 0 && q.Home == c.ID {
+		return int64(heldShare * float64(max(q.PromptTokens, 0)))
+	}
+	return c.Cached
+}
 
 // draw returns a random number below n, from the query's source where it has one.
 func draw(q *fleet.Query, n int) int {

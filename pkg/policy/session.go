@@ -30,6 +30,7 @@ func init() {
 			"home is within the bound, else this one request goes to the fewest tokens",
 		Needs:    Body | Tokens | Session,
 		Weighted: true,
+		Homes:    true,
 		Reasons: []fleet.Reason{ReasonSessionHome, ReasonSessionNew, ReasonSessionSpill, ReasonSessionMoved,
 			ReasonSessionNone},
 		New: func(p Params) (Policy, error) { return &session{bound: p.Bound}, nil },

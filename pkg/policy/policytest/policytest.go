@@ -34,7 +34,7 @@ func Run(t *testing.T, spec policy.Spec) {
 	if spec.Weighted {
 		t.Run("weights", func(t *testing.T) { testWeights(t, spec) })
 	}
-	if spec.Needs.Has(policy.Session) {
+	if spec.Homes {
 		t.Run("session returns home", func(t *testing.T) { testHome(t, spec) })
 	}
 }
