@@ -35,8 +35,6 @@ import (
 )
 
 const (
-	// ShutdownGrace is how long open requests may take to end after the daemon was asked to stop.
-	ShutdownGrace = 30 * time.Second
 	// watchEvery is how often the configuration file's content is compared. Reading it through its path sees every
 	// way of changing it: in place, by renaming another over it, by swapping a link as Kubernetes does.
 	watchEvery = 2 * time.Second
@@ -80,14 +78,18 @@ type app struct {
 	admin      *admin.Server
 	closeLog   func() error
 
+	front     net.Listener
+	operators []net.Listener
+	loaded    [sha256.Size]byte // hash of the file that the configuration came from
+
 	reloading   sync.Mutex
 	policies    map[string]poolState
 	reloadError atomic.Pointer[string]
 	stopping    atomic.Bool
 }
 
-// Run serves until ctx ends, then stops accepting, lets open requests end for up to ShutdownGrace, and returns. What is
-// steered goes on. It returns an error if it cannot start, or if a part of it fails.
+// Run serves until ctx ends, then stops accepting, lets open requests end for up to timeouts.stop_grace, and returns. What
+// is steered goes on. It returns an error if it cannot start, or if a part of it fails.
 func Run(ctx context.Context, cfg *config.Config, o Options) error {
 	if o.Stderr == nil {
 		o.Stderr = os.Stderr
@@ -110,6 +112,7 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 	}
 	a := &app{o: o, log: log, started: time.Now(), registry: metrics.NewRegistry(o.Version), calibration: newCalibration(),
 		closeLog: func() error { return nil }}
+	a.loaded, _ = contentHash(o.ConfigPath)
 	defer func() {
 		if err != nil {
 			a.close()
@@ -120,6 +123,14 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 	}
 	for _, w := range cfg.Warnings(Host()) {
 		log.Warn("configuration", "warning", w.String())
+	}
+	encoding, models := cfg.Encodings()
+	if a.counter, err = tokens.New(tokens.Options{Default: encoding, Models: models, MaxBytes: int(cfg.Tokens.MaxBytes)}); err != nil {
+		return nil, fmt.Errorf("load token encodings: %w", err)
+	}
+	// Before the kernel path changes hands: what it leaves to this daemon waits in the listener's queue.
+	if err := a.listen(cfg); err != nil {
+		return nil, err
 	}
 	if cfg.Steering.Mode == config.ModeOff {
 		a.noKernel = "steering.mode is off"
@@ -133,16 +144,12 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 		f.Table, f.Known = a.kernel.dp.Table(), a.kernel.dp.Known()
 	}
 	a.fleet = fleet.New(f)
-	if err := a.apply(cfg); err != nil {
-		return nil, err
-	}
-	encoding, models := cfg.Encodings()
-	if a.counter, err = tokens.New(tokens.Options{Default: encoding, Models: models, MaxBytes: int(cfg.Tokens.MaxBytes)}); err != nil {
-		return nil, fmt.Errorf("load token encodings: %w", err)
-	}
 	a.identifier = session.NewIdentifier(cfg.Session.Headers)
 	a.tracker = session.NewTracker(session.TrackerOptions{Idle: cfg.Session.Idle})
-	a.ingresses = session.NewIngresses(cfg.Steering.Ingress, nil)
+	a.ingresses = session.NewIngresses(ingresses(cfg), nil)
+	if err := a.apply(cfg, nil); err != nil {
+		return nil, err
+	}
 	var pins *session.Pins
 	if a.kernel != nil {
 		a.kernel.bind(a.fleet, a.tracker, a.ingresses)
@@ -172,7 +179,7 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 		Ingress:     a.ingresses.Contains,
 		Report:      a.report,
 		PeerInfo:    a.peerInfo,
-		OnProbe:     a.ingresses.Probed,
+		OnProbe:     a.probed,
 	})
 	if err != nil {
 		return nil, err
@@ -231,92 +238,6 @@ func adminToken(file string) (string, error) {
 	return token, nil
 }
 
-func (a *app) dynamic(cfg *config.Config) proxy.Dynamic {
-	return proxy.Dynamic{
-		Paths:      cfg.AllowedPaths(proxy.DefaultPaths),
-		Identifier: a.identifier.WithHeaders(cfg.Session.Headers),
-		Limits: proxy.Limits{MaxBody: int64(cfg.Limits.MaxBody), MaxHeader: int(cfg.Limits.MaxHeader),
-			MaxConnections: cfg.Limits.MaxConnections},
-		Timeouts: proxy.Timeouts{Connect: cfg.Timeouts.Connect, FirstByte: cfg.Timeouts.FirstByte, Idle: cfg.Timeouts.Idle,
-			Header: cfg.Timeouts.HeaderRead, KeepAlive: cfg.Timeouts.ClientIdle},
-		Retries: cfg.Retries.Max, RetryBudget: cfg.Retries.Budget,
-	}
-}
-
-// apply gives the fleet the configuration's pools. On an error nothing has changed.
-func (a *app) apply(cfg *config.Config) error {
-	specs, policies, err := pools(cfg, a.policies)
-	if err != nil {
-		return err
-	}
-	before := a.fleet.Backends()
-	if err := a.fleet.Apply(specs); err != nil {
-		return err
-	}
-	a.policies = policies
-	needs := map[string]policy.Needs{}
-	for _, p := range cfg.Pools {
-		spec, _ := policy.Lookup(p.Policy)
-		needs[p.Name] = spec.Needs
-	}
-	a.needs.Store(&needs)
-	checks := healthSettings(cfg)
-	a.checks.Store(&checks)
-	a.calibration.apply(cfg)
-	a.cfg.Store(cfg)
-	for _, b := range before {
-		if b.Gone() {
-			a.tracker.Forget(b.ID())
-			if a.kernel != nil {
-				a.kernel.forget(b)
-			}
-		}
-	}
-	return nil
-}
-
-// reload reads the configuration and puts it in force as a whole, or not at all.
-func (a *app) reload() (err error) {
-	a.reloading.Lock()
-	defer a.reloading.Unlock()
-	a.o.Notify("RELOADING=1")
-	defer a.o.Notify("READY=1")
-	defer func() {
-		text := ""
-		if err != nil {
-			text = err.Error()
-			a.log.Error("reload refused; the former configuration stays in force", "error", err)
-		}
-		a.reloadError.Store(&text)
-	}()
-	if a.o.Reload == nil {
-		return errors.New("reload: started by flags, there is no file to read")
-	}
-	cfg, err := a.o.Reload()
-	if err != nil {
-		return fmt.Errorf("reload: %w", err)
-	}
-	if err := cfg.Validate(Host()); err != nil {
-		return fmt.Errorf("reload: %w", err)
-	}
-	old := a.cfg.Load()
-	if names := fixed(old, cfg); len(names) > 0 {
-		return fmt.Errorf("reload: a change of %s takes a restart", strings.Join(names, ", "))
-	}
-	if err := a.proxy.Update(a.dynamic(cfg)); err != nil {
-		return fmt.Errorf("reload: %w", err)
-	}
-	if err := a.apply(cfg); err != nil {
-		_ = a.proxy.Update(a.dynamic(old)) // it was accepted before
-		return fmt.Errorf("reload: %w", err)
-	}
-	if a.kernel != nil {
-		a.kernel.poke()
-	}
-	a.log.Info("configuration reloaded", "pools", len(cfg.Pools), "backends", len(a.fleet.Backends()))
-	return nil
-}
-
 func (a *app) healthChanged(b *fleet.Backend, from, to fleet.Health, detail string) {
 	a.log.Info("backend changed", "backend", b.Name(), "pool", b.Pool(), "from", from.String(), "to", to.String(), "detail", detail)
 	if a.kernel != nil {
@@ -368,148 +289,14 @@ func (a *app) peerInfo() []byte {
 	return body
 }
 
-func (a *app) serve(ctx context.Context) error {
-	cfg := a.cfg.Load()
-	front, err := listen(ctx, cfg.Listen)
-	if err != nil {
-		return err
+// probed notes an ingress. What it steered here before it was known may have been taken for a client's.
+func (a *app) probed(addr netip.Addr) {
+	if !a.ingresses.Probed(addr) || a.kernel == nil {
+		return
 	}
-	listeners := []net.Listener{}
-	closeAll := func() {
-		_ = front.Close()
-		for _, l := range listeners {
-			_ = l.Close()
-		}
+	if err := a.kernel.pins.Unpin(addr, a.kernel.vips...); err != nil {
+		a.log.Warn("unpin the address of another shunt", "address", addr, "error", err)
 	}
-	if cfg.Admin.Listen.IsValid() {
-		l, err := listen(ctx, cfg.Admin.Listen)
-		if err != nil {
-			closeAll()
-			return err
-		}
-		listeners = append(listeners, l)
-	}
-	if cfg.Admin.Socket != "" {
-		l, err := admin.ListenUnix(cfg.Admin.Socket)
-		if err != nil {
-			closeAll()
-			return err
-		}
-		listeners = append(listeners, l)
-	}
-
-	// The parts outlive ctx until the last request has ended.
-	run, stop := context.WithCancel(context.WithoutCancel(ctx))
-	failed := make(chan error, 8)
-	var wg sync.WaitGroup
-	part := func(f func() error) {
-		wg.Go(func() {
-			if err := f(); err != nil {
-				failed <- err
-			}
-		})
-	}
-	for _, l := range listeners {
-		part(func() error { return a.admin.Serve(l) })
-	}
-	a.checker.CheckAll(run)
-	if a.kernel != nil {
-		if a.kernel.peers != nil {
-			a.kernel.peers.CheckAll(run)
-		}
-		if err := a.attach(cfg); err != nil {
-			closeAll()
-			stop()
-			_ = a.admin.Shutdown(context.Background())
-			wg.Wait()
-			return err
-		}
-	}
-	part(func() error { return a.checker.Run(run) })
-	if a.kernel != nil {
-		part(func() error { return a.kernel.run(run) })
-	}
-	part(func() error { return a.watchConfig(run) })
-	part(func() error { return a.proxy.Serve(front) })
-
-	a.log.Info("serving", "listen", front.Addr().String(), "backends", len(a.fleet.Backends()), "kernel_path", a.kernel != nil, "version", a.o.Version)
-	a.o.Notify("READY=1")
-	select {
-	case <-ctx.Done():
-		err = nil
-	case err = <-failed:
-	}
-	a.stopping.Store(true)
-	a.o.Notify("STOPPING=1")
-	a.log.Info("stopping", "open_connections", a.proxy.Connections(), "grace", ShutdownGrace.String())
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), ShutdownGrace)
-	defer cancel()
-	if e := a.proxy.Shutdown(grace); e != nil && err == nil && grace.Err() == nil {
-		err = e
-	}
-	end, cancelEnd := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancelEnd()
-	_ = a.admin.Shutdown(end)
-	stop()
-	wg.Wait()
-	return err
-}
-
-// attach makes the kernel path live.
-func (a *app) attach(cfg *config.Config) error {
-	err := a.kernel.attach()
-	if err == nil {
-		return nil
-	}
-	if cfg.Steering.Require {
-		return fmt.Errorf("attach the kernel path: %w", err)
-	}
-	a.kernel.mu.Lock()
-	a.kernel.problem = err.Error()
-	a.kernel.mu.Unlock()
-	a.log.Warn("nothing is steered in the kernel; every request is served at L7", "reason", err)
-	return nil
-}
-
-func listen(ctx context.Context, addr netip.AddrPort) (net.Listener, error) {
-	var lc net.ListenConfig
-	lc.SetMultipathTCP(false) // the kernel would see a subflow's SYN as a connection of its own
-	l, err := lc.Listen(ctx, "tcp", addr.String())
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", addr, err)
-	}
-	return l, nil
-}
-
-// watchConfig reloads when asked to and when the file's content has changed.
-func (a *app) watchConfig(ctx context.Context) error {
-	var tick <-chan time.Time
-	if a.o.ConfigPath != "" {
-		t := time.NewTicker(watchEvery)
-		defer t.Stop()
-		tick = t.C
-	}
-	last, _ := contentHash(a.o.ConfigPath)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-a.o.ReloadRequests:
-			last, _ = contentHash(a.o.ConfigPath)
-		case <-tick:
-			now, err := contentHash(a.o.ConfigPath)
-			if err != nil || now == last {
-				continue // a file that is being replaced is there again at the next look
-			}
-			last = now
-		}
-		_ = a.reload() // it has logged the error, and status shows it
-	}
-}
-
-func contentHash(path string) ([sha256.Size]byte, error) {
-	b, err := os.ReadFile(path)
-	return sha256.Sum256(b), err
 }
 
 // close releases what build opened. What is steered goes on.
@@ -522,6 +309,11 @@ func (a *app) close() {
 	if a.kernel != nil {
 		if err := a.kernel.dp.Close(); err != nil {
 			a.log.Warn("close the kernel path", "error", err)
+		}
+	}
+	for _, l := range append(a.operators, a.front) {
+		if l != nil {
+			_ = l.Close()
 		}
 	}
 	_ = a.closeLog()

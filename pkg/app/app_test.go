@@ -311,6 +311,30 @@ func TestReloadIsWholeOrNotAtAll(t *testing.T) {
 	}
 }
 
+// A backend that moves is checked before it serves, while the former one still does; the operator's word moves with it.
+func TestReloadMovesABackend(t *testing.T) {
+	front, adm, file := freePort(t), freePort(t), filepath.Join(t.TempDir(), "shunt.yaml")
+	urls := []string{engine(t, "a"), engine(t, "b")}
+	write(t, file, configText(front, adm, "", urls...))
+	d := start(t, file, front, adm)
+	if body, status := d.do(http.MethodPost, "/api/v1/backends/e0/drain"); status != http.StatusOK {
+		t.Fatalf("drain: %d %s", status, body)
+	}
+	for i := range 8 {
+		urls[i%2] = engine(t, "moved")
+		write(t, file, configText(front, adm, "", urls...))
+		if body, status := d.do(http.MethodPost, "/-/reload"); status != http.StatusOK {
+			t.Fatalf("reload: %d %s", status, body)
+		}
+		if _, status := d.chat("x"); status != http.StatusOK {
+			t.Errorf("move %d: status %d right after the reload", i, status)
+		}
+		if b := d.backends(); b[0].Admin != "drain" || b[1].Admin != "ready" || b[1].Health != "up" {
+			t.Errorf("move %d: %s and %s, the second %s", i, b[0].Admin, b[1].Admin, b[1].Health)
+		}
+	}
+}
+
 // A hundred reloads under load lose no request and no count.
 func TestReloadsUnderLoad(t *testing.T) {
 	a, b, c := engine(t, "a"), engine(t, "b"), engine(t, "c")

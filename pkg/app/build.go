@@ -4,11 +4,8 @@ package app
 
 import (
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
-	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/shunt-lb/shunt/pkg/config"
@@ -119,34 +116,4 @@ func healthSettings(cfg *config.Config) func(*fleet.Backend) health.Settings {
 		byPool[p.Name] = s
 	}
 	return func(b *fleet.Backend) health.Settings { return byPool[b.Pool()] }
-}
-
-// fixed lists the settings that differ and that only a restart can change.
-func fixed(old, now *config.Config) []string {
-	var names []string
-	for _, s := range []struct {
-		name     string
-		old, now any
-	}{
-		{"listen", old.Listen, now.Listen},
-		{"admin", old.Admin, now.Admin},
-		{"steering", old.Steering, now.Steering},
-		{"session.idle", old.Session.Idle, now.Session.Idle},
-		{"tokens", old.Tokens, now.Tokens},
-		{"access_log", old.AccessLog, now.AccessLog},
-		{"log", old.Log, now.Log},
-		{"limits.max_header", old.Limits.MaxHeader, now.Limits.MaxHeader},
-		{"timeouts.header_read", old.Timeouts.HeaderRead, now.Timeouts.HeaderRead},
-		{"timeouts.client_idle", old.Timeouts.ClientIdle, now.Timeouts.ClientIdle},
-	} {
-		if !reflect.DeepEqual(s.old, s.now) {
-			names = append(names, s.name)
-		}
-	}
-	oldDefault, oldModels := old.Encodings()
-	nowDefault, nowModels := now.Encodings()
-	if !slices.Contains(names, "tokens") && (oldDefault != nowDefault || !maps.Equal(oldModels, nowModels)) {
-		names = append(names, "pools[].tokenizer")
-	}
-	return names
 }

@@ -23,6 +23,8 @@ import (
 const (
 	// limitEvery is how often the kernel's bounds follow the load.
 	limitEvery = 100 * time.Millisecond
+	// syncEvery is how often the kernel's view is written, and attaching is tried, when nothing asks for it.
+	syncEvery = 2 * time.Second
 	// limitSlack is what an idle backend may carry above its share, in tokens.
 	limitSlack = 4096
 	// An address may have flowsPerSession open flows for each of its sessions, and flowsSlack more: SDKs open two
@@ -46,7 +48,8 @@ type kernel struct {
 
 	mu       sync.Mutex // sync
 	problem  string
-	locals   atomic.Pointer[map[fleet.ID]bool] // backends on this host, as of the last sync
+	locals   atomic.Pointer[map[fleet.ID]bool]   // backends on this host, as of the last sync
+	own      atomic.Pointer[map[netip.Addr]bool] // this host's addresses: packets from them meet no program
 	attached atomic.Bool
 }
 
@@ -78,6 +81,7 @@ func openKernel(cfg *config.Config, log *slog.Logger) (*kernel, error) {
 func (k *kernel) bind(f *fleet.Fleet, homes *session.Tracker, ingresses *session.Ingresses) {
 	k.fleet = f
 	k.locals.Store(&map[fleet.ID]bool{})
+	k.own.Store(&map[netip.Addr]bool{})
 	if k.cfg.Target == config.TargetPeer {
 		k.peers = health.NewPeers(health.PeersOptions{
 			Backends: f.Backends,
@@ -101,7 +105,7 @@ func (k *kernel) bind(f *fleet.Fleet, homes *session.Tracker, ingresses *session
 		Lease:     session.Lease{Idle: k.cfg.Lease.Idle, Max: k.cfg.Lease.Max, Connections: uint32(k.cfg.Lease.Connections)},
 		Steerable: k.steerable,
 		IsVIP:     k.isVIP,
-		Skip:      ingresses.Contains,
+		Skip:      func(a netip.Addr) bool { return ingresses.Contains(a) || (*k.own.Load())[a.Unmap()] },
 		Home:      homes.Home,
 		Handoff:   k.cfg.Handoff == config.HandoffClose,
 	})
@@ -154,6 +158,13 @@ func (k *kernel) sync() error {
 			Generation: b.Generation(), Local: locals[b.ID()]})
 	}
 	k.locals.Store(&locals)
+	if list, err := netdev.LocalAddrs(); err == nil {
+		own := map[netip.Addr]bool{}
+		for _, a := range list {
+			own[a.Unmap()] = true
+		}
+		k.own.Store(&own)
+	}
 	if err := k.dp.SetBackends(records); err != nil {
 		k.problem = err.Error()
 		return fmt.Errorf("write backends to the kernel: %w", err)
@@ -169,6 +180,9 @@ func (k *kernel) attach() error {
 		return err
 	}
 	if err := k.dp.Attach(); err != nil {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.problem = err.Error()
 		return err
 	}
 	k.attached.Store(true)
@@ -199,8 +213,9 @@ func (k *kernel) run(ctx context.Context) error {
 }
 
 func (k *kernel) follow(ctx context.Context) {
-	tick := time.NewTicker(limitEvery)
+	tick, slow := time.NewTicker(limitEvery), time.NewTicker(syncEvery)
 	defer tick.Stop()
+	defer slow.Stop()
 	failing := false
 	for {
 		select {
@@ -208,10 +223,15 @@ func (k *kernel) follow(ctx context.Context) {
 			return
 		case <-tick.C:
 			k.limits()
-			if !failing {
-				continue
-			}
+			continue
+		case <-slow.C:
 		case <-k.wake:
+		}
+		if !k.attached.Load() {
+			if err := k.attach(); err != nil {
+				continue // status says why
+			}
+			k.log.Info("the program is attached: sessions are steered in the kernel")
 		}
 		err := k.sync()
 		if err != nil && !failing {

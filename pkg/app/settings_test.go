@@ -110,6 +110,7 @@ func TestEverySettingIsAppliedOrRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		text := fmt.Sprintf("%+v %v ", d, cfg.Session.Headers)
+		text += fmt.Sprint(cfg.Timeouts.StopDelay, cfg.Timeouts.StopGrace) // stop reads them then
 		for i := range specs {
 			specs[i].Chooser = nil
 			text += fmt.Sprintf("%+v %v %s ", specs[i], specs[i].Backends[0].URL, states[specs[i].Name].policy)

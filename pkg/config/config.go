@@ -87,6 +87,8 @@ type Timeouts struct {
 	Idle       time.Duration `yaml:"idle" default:"5m" range:"100ms..24h" doc:"Between two bytes of an answer."`
 	HeaderRead time.Duration `yaml:"header_read" default:"10s" range:"100ms..10m" doc:"For a client to send a request's head."`
 	ClientIdle time.Duration `yaml:"client_idle" default:"2m" range:"1s..24h" doc:"For a kept-alive client connection without a request. Longer than the clients' own (Go: 90 s), so that they close first."`
+	StopDelay  time.Duration `yaml:"stop_delay" default:"0s" range:"0s..10m" doc:"When asked to stop: how long to go on serving, not ready any more, so that other balancers and Kubernetes have taken this one out before the listener closes."`
+	StopGrace  time.Duration `yaml:"stop_grace" default:"30s" range:"0s..24h" doc:"Then: how long open requests may take to end. What is left is cut."`
 }
 
 // Retries on another backend.

@@ -27,12 +27,16 @@ import (
 const (
 	abi = uint32(ABI)
 
-	heartbeatEvery = 200 * time.Millisecond
-	heartbeatMax   = 2 * time.Second
+	// Between the daemon's death and the last heartbeat's end the kernel leaves connections to nobody. A daemon that is
+	// late for a beat loses a sample, no more.
+	heartbeatEvery = 100 * time.Millisecond
+	heartbeatMax   = 500 * time.Millisecond
 )
 
 // Datapath is the kernel path of one instance. Its methods may be called concurrently.
 type Datapath struct {
+	silent atomic.Bool // Silence was called
+
 	opt     Options
 	dir     string // of the instance
 	lock    *os.File
@@ -94,7 +98,7 @@ func newClock() (clock, error) {
 func (c clock) now() uint64 { return c.base + uint64(time.Since(c.at)) }
 
 // Open loads the program and takes over the instance's pinned maps, or makes them. Nothing is attached yet, and VIPs
-// are not written before Attach. The L7's words of the weight table are zeroed, the kernel's kept.
+// are not written before Attach. The L7's tokens in the weight table are zeroed; the limits and the kernel's words stay.
 func Open(o Options) (_ *Datapath, err error) {
 	if o.Instance, err = checkInstance(o.Instance); err != nil {
 		return nil, err
@@ -299,8 +303,8 @@ func (d *Datapath) mapMemory() error {
 	}
 	d.ports = &ports[0]
 	for i := range d.table.Slots {
+		// The limit stays: until the front end knows the load, flows are opened as the former daemon would.
 		d.table.Slots[i].L7Tokens.Store(0)
-		d.table.Slots[i].Limit.Store(0)
 	}
 	return nil
 }

@@ -26,6 +26,9 @@ func Open(Options) (*Datapath, error) { return nil, errOS }
 // Probe returns ErrUnavailable.
 func Probe() error { return errOS }
 
+// Silence has nothing to tell.
+func (d *Datapath) Silence() {}
+
 // Cleanup has nothing to do.
 func Cleanup(bpffs, instance string) error { return nil }
 

@@ -116,7 +116,7 @@ func (t *pinTable) Touch(k session.PinKey, p session.Pin) error {
 	if isStatic(&s) {
 		return fmt.Errorf("touch pin: %w", ErrStaticPin)
 	}
-	if s.Backend != uint32(p.Backend) || s.Generation != p.Generation || !t.live(key, &s) {
+	if _, live := t.live(key, &s); !live || s.Backend != uint32(p.Backend) || s.Generation != p.Generation {
 		return fmt.Errorf("touch pin: %w", session.ErrNoPin)
 	}
 	if s.Sessions == p.Sessions && s.Tokens == p.Tokens {
@@ -161,7 +161,11 @@ func (t *pinTable) Get(k session.PinKey) (session.Pin, bool) {
 	if s.ExpiresNs != 0 {
 		p.Expires = time.Duration(s.ExpiresNs - t.d.clock.now())
 	}
-	return p, t.live(key, &s)
+	use, live := t.live(key, &s)
+	if use.Serial == s.Serial {
+		p.Used = use.Connections
+	}
+	return p, live
 }
 
 func (t *pinTable) read(key steerSessionKey) (s steerSession, err error) {
@@ -182,10 +186,10 @@ func (t *pinTable) remove(key steerSessionKey) error {
 
 func isStatic(s *steerSession) bool { return s.Flags&uint32(steerShuntPinFlagsSHUNT_PIN_STATIC) != 0 }
 
-// live says whether the lease holds, by the kernel's rules.
-func (t *pinTable) live(key steerSessionKey, s *steerSession) bool {
-	u, _ := t.use(key)
-	return leaseHolds(s, &u, t.d.clock.now(), atomic.LoadUint64(&t.d.config.SessionIdleNs))
+// live says whether the lease holds, by the kernel's rules, and what the pin was used for.
+func (t *pinTable) live(key steerSessionKey, s *steerSession) (use steerSessionUse, ok bool) {
+	use, _ = t.use(key)
+	return use, leaseHolds(s, &use, t.d.clock.now(), atomic.LoadUint64(&t.d.config.SessionIdleNs))
 }
 
 func leaseHolds(s *steerSession, u *steerSessionUse, now, idle uint64) bool {

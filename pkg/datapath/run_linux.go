@@ -64,7 +64,22 @@ func (d *Datapath) Run(ctx context.Context) error {
 }
 
 // beat tells the kernel that the L7 lives.
-func (d *Datapath) beat() { atomic.StoreUint64(&d.config.HeartbeatNs, d.clock.now()) }
+func (d *Datapath) beat() {
+	if d.silent.Load() {
+		return
+	}
+	atomic.StoreUint64(&d.config.HeartbeatNs, d.clock.now())
+	if d.silent.Load() { // Silence came between
+		atomic.StoreUint64(&d.config.HeartbeatNs, 0)
+	}
+}
+
+// Silence tells the kernel at once that no L7 takes connections any more: nothing is left to it that could be steered.
+// It is called before the front end's listener closes. Everything else that Run does goes on.
+func (d *Datapath) Silence() {
+	d.silent.Store(true)
+	atomic.StoreUint64(&d.config.HeartbeatNs, 0)
+}
 
 func (d *Datapath) runHeartbeat(ctx context.Context) error {
 	t := time.NewTicker(heartbeatEvery)
@@ -73,6 +88,7 @@ func (d *Datapath) runHeartbeat(ctx context.Context) error {
 		d.beat()
 		select {
 		case <-ctx.Done():
+			d.Silence()
 			return nil
 		case <-t.C:
 		}

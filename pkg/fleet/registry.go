@@ -114,9 +114,13 @@ func (f *Fleet) UpdateLimits(factor float64, slack int64) {
 }
 
 // Apply makes the fleet look as the specs say. A backend whose pool, name and URL stay keeps its instance, and with it
-// its tickets, health and operator's state; one that is missing leaves, and its open requests go on. On an error
-// nothing has changed.
-func (f *Fleet) Apply(specs []PoolSpec) error {
+// its tickets, health and operator's state; one that is missing leaves, and its open requests go on. One that moved is
+// a new instance, under the same operator's state. On an error nothing has changed.
+func (f *Fleet) Apply(specs []PoolSpec) error { return f.ApplyAfter(specs, nil) }
+
+// ApplyAfter is Apply with a step before the change takes effect, while the former fleet still serves: prepare gets the
+// new instances, to check them.
+func (f *Fleet) ApplyAfter(specs []PoolSpec, prepare func(fresh []*Backend)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := validate(specs); err != nil {
@@ -138,11 +142,18 @@ func (f *Fleet) Apply(specs []PoolSpec) error {
 					return err
 				}
 				fresh = append(fresh, b)
+				if was := old.named[bs.Name]; was != nil {
+					b.SetAdmin(was.Admin())
+				}
 			}
 			members[i] = append(members[i], b)
 			v.backends = append(v.backends, b)
 			v.named[bs.Name] = b
 		}
+	}
+
+	if prepare != nil && len(fresh) > 0 {
+		prepare(fresh)
 	}
 
 	// From here nothing can fail.
@@ -260,6 +271,7 @@ func (f *Fleet) admit(pool string, spec BackendSpec) (*Backend, error) {
 				continue
 			}
 			f.table.Slots[id].L7Tokens.Store(0)
+			f.table.Slots[id].Limit.Store(0)
 			f.table.Slots[id].KernelTokens.Store(0)
 			f.table.Slots[id].HalfOpen.Store(0)
 			f.table.Admin[id].State.Store(uint32(AdminNone))
@@ -277,7 +289,6 @@ func (f *Fleet) newBackend(id ID, pool string, spec BackendSpec) *Backend {
 	b := &Backend{id: id, pool: pool, generation: f.generations[id], slot: &f.table.Slots[id], admin: &f.table.Admin[id],
 		now: f.now, gone: make(chan struct{})}
 	b.spec.Store(&spec)
-	b.slot.Limit.Store(0)
 	f.owner[id] = b
 	return b
 }

@@ -144,11 +144,15 @@ func (c *Checker) Run(ctx context.Context) error {
 
 // CheckAll checks every backend once, at the same time, and returns when all have a result. It is for the start,
 // before anything is served.
-func (c *Checker) CheckAll(ctx context.Context) {
+func (c *Checker) CheckAll(ctx context.Context) { c.CheckEach(ctx, c.o.Backends()) }
+
+// CheckEach is CheckAll for some backends, which need not be among Options.Backends yet: a reload checks those that it
+// is about to add.
+func (c *Checker) CheckEach(ctx context.Context, list []*fleet.Backend) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	slots := make(chan struct{}, checksAtOnce)
-	for _, b := range c.o.Backends() {
+	for _, b := range list {
 		if b.Admin() == fleet.AdminMaint || b.Gone() {
 			continue
 		}

@@ -105,6 +105,12 @@ type allowList struct {
 	patterns [][]string // segments; "*" = any one, a last "**" = one or more
 }
 
+// CheckPaths says what is wrong with an allow-list.
+func CheckPaths(paths []string) error {
+	_, err := newAllowList(paths)
+	return err
+}
+
 func newAllowList(paths []string) (*allowList, error) {
 	if len(paths) == 0 {
 		paths = DefaultPaths

@@ -9,8 +9,9 @@ import (
 )
 
 const (
-	ingressTTL = 30 * time.Second // several probe intervals
-	ingressMax = 1024
+	// ingressTTL outlives every lease: the kernel of a host whose daemon has died goes on steering what is pinned.
+	ingressTTL = 8 * 24 * time.Hour
+	ingressMax = 4096
 )
 
 // Ingresses is the set of addresses from which other shunts steer connections to this one: those configured, and
@@ -39,23 +40,26 @@ func (i *Ingresses) SetFixed(fixed []netip.Prefix) {
 	i.fixed = fixed
 }
 
-// Probed notes that another shunt asked from this address.
-func (i *Ingresses) Probed(a netip.Addr) {
+// Probed notes that another shunt asked from this address, and reports whether it was not in the set before. When the set
+// is full the address that has not asked for longest leaves it.
+func (i *Ingresses) Probed(a netip.Addr) (fresh bool) {
 	a = a.Unmap()
+	fresh = !i.Contains(a)
 	now := i.now()
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if _, known := i.probed[a]; !known && len(i.probed) >= ingressMax {
+		oldest, first := now, true
+		var leaves netip.Addr
 		for k, t := range i.probed {
-			if now.Sub(t) > ingressTTL {
-				delete(i.probed, k)
+			if first || t.Before(oldest) {
+				oldest, leaves, first = t, k, false
 			}
 		}
-		if len(i.probed) >= ingressMax {
-			return
-		}
+		delete(i.probed, leaves)
 	}
 	i.probed[a] = now
+	return fresh
 }
 
 // Contains reports whether connections from the address were steered here by another shunt.

@@ -24,6 +24,14 @@ const (
 
 const pinStripes = 64
 
+// A live pin that unusedMax answers in a row have left unused ends the asking to reconnect; of answers within unusedLook
+// only one counts, as a client may have had many connections open before it was pinned. Samples and full backends
+// send a connection to the front end now and then, not every time.
+const (
+	unusedMax  = 4
+	unusedLook = time.Second
+)
+
 // Lease bounds how long the kernel obeys a pin without the front end.
 type Lease struct {
 	Idle        time.Duration // a pin, and a session at its address, unused for longer counts no more
@@ -322,7 +330,14 @@ func (p *Pins) offer(r served) bool {
 	pinnable := r.answered && !r.spilled && r.key != 0 && !mixed && want == r.backend.ID() && p.steerable(r.backend)
 	switch {
 	case live && !mixed && pin.Backend == want && pinnable:
-		return p.keep(a, pin, r.backend, set) && set.handoff
+		// A client that comes again and again without using its pin is one that the kernel cannot see: on this host,
+		// or behind an interface without the program. Asking it to reconnect would help nobody.
+		if pin.Used != a.used {
+			a.used, a.unused, a.looked = pin.Used, 0, now
+		} else if a.unused < unusedMax && now-a.looked >= unusedLook {
+			a.unused, a.looked = a.unused+1, now
+		}
+		return p.keep(a, pin, r.backend, set) && set.handoff && a.unused < unusedMax
 	case pinnable:
 		return p.write(a, pin, r.backend, set) && set.handoff
 	case live && !mixed && pin.Backend == want && (want != r.backend.ID() || p.steerable(r.backend)):

@@ -28,6 +28,9 @@ type address struct {
 	members    []member
 	seen       time.Duration // by the front end
 	checked    time.Duration // by retire
+	used       uint32        // connections of the pin, when the front end looked last
+	unused     uint8         // looks in a row, a second apart or more, that found a live pin as unused as before
+	looked     time.Duration
 	prev, next *address
 }
 

@@ -61,6 +61,29 @@ func TestPinsRetireKeepsLive(t *testing.T) {
 	}
 }
 
+// TestPinsUnused: a client that never uses its pin is not asked to reconnect for ever; one that does is again.
+func TestPinsUnused(t *testing.T) {
+	r := newRig(t, nil)
+	for range 10 { // many connections that were open before the pin
+		check(t, "at once", r.offer(1, 0), true)
+	}
+	asked := 0
+	for range 20 {
+		r.clock.add(2 * time.Second)
+		if r.offer(1, 0) {
+			asked++
+		}
+	}
+	if asked == 0 || asked > 4 {
+		t.Errorf("asked to reconnect %d times of 20, though the pin is never used", asked)
+	}
+	r.pinned(0)
+	if _, ok := r.table.Use(key); !ok {
+		t.Fatal("the pin ended")
+	}
+	check(t, "after a use", r.offer(1, 0), true)
+}
+
 // TestPinsManySessions: beyond those that are told apart, sessions count for their backends.
 func TestPinsManySessions(t *testing.T) {
 	r := newRig(t, nil)

@@ -75,6 +75,7 @@ func (h *HeapPins) Get(k PinKey) (Pin, bool) {
 		return Pin{}, false
 	}
 	p := e.Pin
+	p.Used = e.used
 	if !e.expires.IsZero() {
 		p.Expires = e.expires.Sub(h.Now())
 	}

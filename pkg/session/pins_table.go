@@ -41,6 +41,7 @@ type Pin struct {
 	Tokens      uint32        // charged to the backend for each connection
 	Connections uint32        // that the pin serves; 0 = no bound
 	Sessions    uint32        // known behind the key; more open flows than they explain pass to the L7
+	Used        uint32        // connections that it has served; Get tells, Put and Touch ignore it
 	Static      bool          // written by the operator: honoured, and never changed or removed by Pins
 }
 
