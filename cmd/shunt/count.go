@@ -79,7 +79,7 @@ type counted struct {
 
 func count(data []byte, o countFlags) (counted, error) {
 	// Everything is encoded: here a person waits, no client.
-	counter, err := tokens.New(tokens.Options{MaxBytes: maxCounted, CacheEntries: -1, LargeBytes: -1})
+	counter, err := tokens.New(tokens.Options{MaxBytes: maxCounted, CacheEntries: -1})
 	if err != nil {
 		return counted{}, err
 	}

@@ -131,7 +131,7 @@ func BenchmarkAgentConversation(b *testing.B) {
 		entries int
 	}{{"remembering", 0}, {"not_remembering", -1}} {
 		b.Run(bc.name, func(b *testing.B) {
-			c, err := tokens.New(tokens.Options{CacheEntries: bc.entries, LargeBytes: -1})
+			c, err := tokens.New(tokens.Options{CacheEntries: bc.entries})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -111,58 +111,6 @@ func TestCutErrorIsSmall(t *testing.T) {
 	}
 }
 
-func TestBudget(t *testing.T) {
-	const maxBytes = 64 << 10
-	prose := strings.Repeat("It was a bright cold day in April, and the clocks were striking thirteen. ", 1000)
-	many := func(text string, n int) []string {
-		s := make([]string, n)
-		for i := range s {
-			s[i] = text
-		}
-		return s
-	}
-	for _, tc := range []struct {
-		name      string
-		texts     []string
-		tolerance float64 // of the estimate against the engine's count of everything
-	}{
-		{"within", many("hello world, how are you", 1000), 0},
-		{"one long text", []string{strings.Repeat(prose, 50)}, 0.02},
-		{"a million texts of one byte", many("x", 1_000_000), 0.02},
-		{"many short texts", many("hello world", 100_000), 0.02},
-		{"long texts", many(prose, 40), 0.02},
-		{"long and short", append(many("hi", 5000), append(many(prose, 20), many("", 1000)...)...), 0.1},
-		{"one text just over", []string{strings.Repeat("a b ", maxBytes/4+1)}, 0.02},
-		{"Han", []string{strings.Repeat("中文 字", 300_000)}, 0.02},
-		{"not UTF-8", []string{strings.Repeat("\x80", 1<<20)}, 0.02},
-	} {
-		var m, all meter
-		e := newEncoder("test", &m, Options{MaxBytes: maxBytes, MaxRun: DefaultMaxRun, CacheEntries: -1})
-		got := e.CountAll(tc.texts)
-		total, want := 0, 0
-		whole := newEncoder("test", &all, Options{MaxBytes: math.MaxInt, MaxRun: DefaultMaxRun, CacheEntries: -1})
-		for _, s := range tc.texts {
-			total += len(s)
-			want += whole.encode(s).Tokens
-		}
-		if m.bytes > maxBytes {
-			t.Errorf("%s: %d bytes encoded, at most %d allowed", tc.name, m.bytes, maxBytes)
-		}
-		if m.calls > maxBytes/textCost {
-			t.Errorf("%s: %d calls of the engine", tc.name, m.calls)
-		}
-		if diff := math.Abs(float64(got.Tokens-want)) / float64(want); diff > tc.tolerance {
-			t.Errorf("%s: %d tokens, exactly %d: off by %.1f %%", tc.name, got.Tokens, want, 100*diff)
-		}
-		if over := m.bytes < total; got.Estimated != over {
-			t.Errorf("%s: estimated %v with %d of %d bytes encoded", tc.name, got.Estimated, m.bytes, total)
-		}
-		if total > maxBytes && m.bytes < maxBytes/20 {
-			t.Errorf("%s: only %d bytes sampled", tc.name, m.bytes)
-		}
-	}
-}
-
 // A sample of the head alone would be off by a factor here: the first half is dense, the second is not.
 func TestSampleCoversTheWholeText(t *testing.T) {
 	dense, thin := strings.Repeat("#!", 1<<20), strings.Repeat("word ", 1<<19)
@@ -221,20 +169,20 @@ func TestCache(t *testing.T) {
 	small := newCache(1)
 	for i := range 100 {
 		text := "text number " + strconv.Itoa(i)
-		small.put(text, Count{Tokens: i})
-		if got, ok := small.get(text); !ok || got.Tokens != i {
+		small.store(small.key(text, Plain), Count{Tokens: i})
+		if got, ok := small.find(small.key(text, Plain)); !ok || got.Tokens != i {
 			t.Errorf("%s: got %+v, %v", text, got, ok)
 		}
 	}
 	// Two processes, or two encodings, never agree on keys.
 	a, b := newCache(1), newCache(1)
-	a.put("some text or other", Count{Tokens: 7})
+	a.store(a.key("some text or other", Plain), Count{Tokens: 7})
 	b.sets[0][0].check.Store(a.sets[0][0].check.Load())
 	b.sets[0][0].value.Store(a.sets[0][0].value.Load())
-	if _, ok := a.get("some text or other"); !ok {
+	if _, ok := a.find(a.key("some text or other", Plain)); !ok {
 		t.Error("text not found in its own cache")
 	}
-	if _, ok := b.get("some text or other"); ok {
+	if _, ok := b.find(b.key("some text or other", Plain)); ok {
 		t.Error("an entry of another seed is found")
 	}
 }

@@ -70,16 +70,3 @@ func (c *cache) store(key uint64, n Count) {
 	e.check.Store(key ^ v)
 	e.value.Store(v)
 }
-
-func (c *cache) get(text string) (Count, bool) {
-	if c == nil || len(text) < minCached {
-		return Count{}, false
-	}
-	return c.find(c.key(text, Plain))
-}
-
-func (c *cache) put(text string, n Count) {
-	if c != nil && len(text) >= minCached {
-		c.store(c.key(text, Plain), n)
-	}
-}

@@ -31,7 +31,6 @@ const (
 	DefaultMaxBytes     = 256 << 10
 	DefaultMaxRun       = 4096
 	DefaultCacheEntries = 1 << 16
-	DefaultLargeBytes   = 64 << 10
 	DefaultLargeWait    = 3 * time.Millisecond
 )
 
@@ -45,6 +44,8 @@ type Options struct {
 	// Models maps a model's name, or a prefix followed by `*`, to the name of an encoding. It goes before the built-in
 	// map of OpenAI's models. An exact name goes before a prefix and a longer prefix before a shorter one.
 	Models map[string]string
+	// Files are paths of Hugging Face tokenizer.json files, each of which is then an encoding whose name is the path.
+	Files []string
 	// MaxBytes bounds the bytes that one call of CountAll encodes; 0 means DefaultMaxBytes, and the least is 4096.
 	MaxBytes int
 	// MaxRun is the length in bytes at which unbroken runs are cut; 0 means DefaultMaxRun, and the least is 64.
@@ -52,9 +53,9 @@ type Options struct {
 	// CacheEntries is the number of texts per encoding whose counts are remembered, 16 bytes each; rounded up to a
 	// power of two, 4 at least. 0 means DefaultCacheEntries, a negative number none.
 	CacheEntries int
-	// LargeBytes is the size in bytes from which CountTexts takes what it has to encode for large; 0 means
-	// DefaultLargeBytes, a negative number that nothing is. LargeCounts is how many such counts run at a time, over all
-	// encodings; 0 means half of GOMAXPROCS, 1 at least. LargeWait is how long a further one waits; 0 means DefaultLargeWait.
+	// LargeBytes is the size in bytes above which a call's texts, those that are not remembered, are large. 0 means that
+	// none are. LargeCounts is how many large calls are counted at a time, over all encodings; 0 means half of GOMAXPROCS,
+	// 1 at least. LargeWait is how long a further one waits before it is estimated; 0 means DefaultLargeWait.
 	LargeBytes  int
 	LargeCounts int
 	LargeWait   time.Duration
@@ -124,6 +125,9 @@ func New(o Options) (*Counter, error) {
 			return nil, fmt.Errorf("load encoding %s: %w", name, err)
 		}
 		c.encoders[name] = newEncoder(name, eng, o)
+	}
+	if err := c.addFiles(o); err != nil {
+		return nil, err
 	}
 	for _, e := range c.encoders {
 		e.texts.gate = large

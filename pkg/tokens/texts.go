@@ -3,7 +3,6 @@
 package tokens
 
 import (
-	"cmp"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -34,6 +33,11 @@ type Text struct {
 
 // keepScratch is how much memory a pooled buffer for decoded text may keep.
 const keepScratch = 1 << 20
+
+// keepTexts is the same for lists of texts.
+const keepTexts = 1 << 12
+
+var textBuffers = sync.Pool{New: func() any { return new([]Text) }}
 
 var scratches = sync.Pool{New: func() any { return new([]byte) }}
 
@@ -72,8 +76,8 @@ func (c *Counter) Stats() map[string]Stats {
 }
 
 // CountTexts counts texts, each on its own, and returns the sum. Texts that were counted before cost a look-up. Of the
-// others MaxBytes are encoded; what is beyond them is estimated, as is everything if LargeCounts calls with more than
-// LargeBytes to encode are under way and none ends within LargeWait.
+// others MaxBytes are encoded; what is beyond them is estimated, as is all of a call with more than LargeBytes to encode if
+// LargeCounts such calls are under way and none ends within LargeWait.
 //
 // It writes to the elements of texts and allocates nothing in steady state.
 func (e *Encoder) CountTexts(texts []Text) Count {
@@ -198,10 +202,10 @@ type gate struct {
 
 // largeGate returns the gate that the options ask for, nil for none.
 func largeGate(o Options) *gate {
-	if o.LargeBytes < 0 {
+	if o.LargeBytes <= 0 {
 		return nil
 	}
-	g := &gate{over: cmp.Or(o.LargeBytes, DefaultLargeBytes), wait: o.LargeWait}
+	g := &gate{over: o.LargeBytes, wait: o.LargeWait}
 	if g.wait <= 0 {
 		g.wait = DefaultLargeWait
 	}

@@ -105,6 +105,10 @@ func TestCountTextsAllocations(t *testing.T) {
 	if n := testing.AllocsPerRun(50, func() { e.CountTexts(texts) }); n != 0 {
 		t.Errorf("%v allocations for remembered texts", n)
 	}
+	plain := []string{texts[0].S, strings.Repeat("other ", 100)}
+	if n := testing.AllocsPerRun(50, func() { e.Count(plain[0]); e.CountBytes([]byte("some text")); e.CountAll(plain) }); n > 0.5 {
+		t.Errorf("%v allocations for plain texts", n)
+	}
 	none := newEncoder("test", &m, Options{MaxBytes: 16 << 10, MaxRun: DefaultMaxRun, CacheEntries: -1})
 	if n := testing.AllocsPerRun(50, func() { none.CountTexts(texts) }); n > 0.5 { // the pool may lose its buffer to a collection
 		t.Errorf("%v allocations for texts that are encoded and sampled", n)
@@ -268,7 +272,7 @@ func TestLargeCountsWaitForAPlace(t *testing.T) {
 	if n := len(e.texts.gate.slots); n != 1 {
 		t.Errorf("%d places taken, want 1", n)
 	}
-	if largeGate(Options{LargeBytes: -1}) != nil {
+	if largeGate(Options{}) != nil {
 		t.Error("a gate that nobody asked for")
 	}
 }
