@@ -30,6 +30,6 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newEngine(), newDemo())
+	root.AddCommand(newEngine(), newDemo(), newReplay())
 	return root
 }

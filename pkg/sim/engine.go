@@ -12,6 +12,7 @@ import (
 type Options struct {
 	Profile        Profile       // default: DefaultProfile
 	KVTokens       int           // capacity of the KV cache; default: the profile's
+	BlockTokens    int           // tokens in a block of it; default BlockTokens
 	MaxBatchTokens int           // token budget of one step; default 2,048
 	MaxSeqs        int           // sequences that run at once; default 256
 	MaxModelLen    int           // longest prompt + output; default and bound: KVTokens
@@ -106,6 +107,7 @@ type Engine struct {
 	planned  []*Seq // in the step that is under way
 	busy     bool
 	end      time.Duration
+	slow     float64 // factor on the times of steps
 	stats    Stats
 	events   []Event
 	match    []int32
@@ -122,18 +124,19 @@ func NewEngine(o Options) (*Engine, error) {
 		}
 	}
 	def(&o.KVTokens, o.Profile.KVTokens)
+	def(&o.BlockTokens, BlockTokens)
 	def(&o.MaxBatchTokens, 2048)
 	def(&o.MaxSeqs, 256)
 	def(&o.MaxModelLen, o.KVTokens)
-	o.MaxModelLen = min(o.MaxModelLen, o.KVTokens/BlockTokens*BlockTokens)
-	if o.KVTokens < BlockTokens || o.MaxBatchTokens < 1 || o.MaxSeqs < 1 || o.MaxModelLen < 2 || o.Overhead < 0 {
+	o.MaxModelLen = min(o.MaxModelLen, o.KVTokens/o.BlockTokens*o.BlockTokens)
+	if o.BlockTokens < 1 || o.KVTokens < o.BlockTokens || o.MaxBatchTokens < 1 || o.MaxSeqs < 1 || o.MaxModelLen < 2 || o.Overhead < 0 {
 		return nil, fmt.Errorf("make engine: %w: KV tokens %d (at least %d), batch tokens %d, sequences %d, model length %d, overhead %s",
-			ErrOptions, o.KVTokens, BlockTokens, o.MaxBatchTokens, o.MaxSeqs, o.MaxModelLen, o.Overhead)
+			ErrOptions, o.KVTokens, o.BlockTokens, o.MaxBatchTokens, o.MaxSeqs, o.MaxModelLen, o.Overhead)
 	}
 	if o.Fixed != nil && (o.Fixed.TTFT < 0 || o.Fixed.ITL < 0) {
 		return nil, fmt.Errorf("make engine: %w: negative time", ErrOptions)
 	}
-	return &Engine{o: o, kv: newKVCache(o.KVTokens / BlockTokens)}, nil
+	return &Engine{o: o, slow: 1, kv: newKVCache(o.KVTokens / o.BlockTokens)}, nil
 }
 
 // MaxModelLen is the largest sum of prompt and answer that Add accepts.
@@ -204,7 +207,7 @@ func (e *Engine) Begin(now time.Duration) (Step, bool) {
 		}
 		return Step{}, false
 	}
-	e.busy, e.end = true, now+e.o.Profile.stepTime(b)
+	e.busy, e.end = true, now+time.Duration(float64(e.o.Profile.stepTime(b))*e.slow)
 	e.stats.Steps++
 	return Step{End: e.end, Prefill: b.prefill, Decode: b.decode}, true
 }
@@ -277,8 +280,8 @@ func (e *Engine) schedule() (b batch) {
 	for !preempted && len(e.waiting) > 0 && budget > 0 && len(e.running) < e.o.MaxSeqs {
 		s := e.waiting[0]
 		hit := e.lookup(s)
-		n := min(s.length()-hit*BlockTokens, budget)
-		if !e.admit(s, hit, hit*BlockTokens+n) {
+		n := min(s.length()-hit*e.o.BlockTokens, budget)
+		if !e.admit(s, hit, hit*e.o.BlockTokens+n) {
 			break
 		}
 		e.waiting = e.waiting[1:]
@@ -290,14 +293,14 @@ func (e *Engine) schedule() (b batch) {
 
 // lookup finds how many blocks of s's tokens the cache holds (left in e.match). At least one token is computed anew.
 func (e *Engine) lookup(s *Seq) int {
-	full := min((s.length()-1)/BlockTokens, len(s.Blocks))
+	full := min((s.length()-1)/e.o.BlockTokens, len(s.Blocks))
 	e.match = e.kv.match(e.match[:0], s.Blocks[:full])
 	return len(e.match)
 }
 
 // admit moves s from waiting to running with its first hit blocks from the cache and room for upTo tokens.
 func (e *Engine) admit(s *Seq, hit, upTo int) bool {
-	need := (upTo+BlockTokens-1)/BlockTokens - hit
+	need := (upTo+e.o.BlockTokens-1)/e.o.BlockTokens - hit
 	if need > e.kv.free-e.kv.unused(e.match) {
 		return false
 	}
@@ -306,7 +309,7 @@ func (e *Engine) admit(s *Seq, hit, upTo int) bool {
 	}
 	s.blocks = append(s.blocks[:0], e.match...)
 	s.hashed = hit
-	s.computed = hit * BlockTokens
+	s.computed = hit * e.o.BlockTokens
 	if !s.seen {
 		s.seen = true
 		s.Cached = s.computed
@@ -321,7 +324,7 @@ func (e *Engine) admit(s *Seq, hit, upTo int) bool {
 
 // reserve gives s blocks for n tokens, or nothing if there are too few.
 func (e *Engine) reserve(s *Seq, n int) bool {
-	need := (n+BlockTokens-1)/BlockTokens - len(s.blocks)
+	need := (n+e.o.BlockTokens-1)/e.o.BlockTokens - len(s.blocks)
 	if need > e.kv.free {
 		return false
 	}
@@ -347,7 +350,7 @@ func (e *Engine) plan(s *Seq, n int, b *batch) {
 }
 
 func (e *Engine) publish(s *Seq, computed int) {
-	full := min(computed/BlockTokens, len(s.Blocks))
+	full := min(computed/e.o.BlockTokens, len(s.Blocks))
 	for ; s.hashed < full; s.hashed++ {
 		e.kv.publish(s.blocks[s.hashed], s.Blocks[s.hashed])
 	}
