@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"mime/multipart"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -145,6 +146,24 @@ func TestRouting(t *testing.T) {
 		fleet.PoolSpec{Name: "p2", Models: []string{"beta"}, Chooser: chooser(t, "least_tokens"), Backends: []fleet.BackendSpec{spec(t, "b2", two.url())}})
 	f := startFront(t, twoPools)
 	anyPool := startFront(t, newFleet(t, "least_tokens", one.url()))
+	both := startFront(t, applyFleet(t,
+		fleet.PoolSpec{Name: "p1", Models: []string{"alpha"}, Chooser: chooser(t, "least_tokens"), Backends: []fleet.BackendSpec{spec(t, "b1", one.url())}},
+		fleet.PoolSpec{Name: "p2", Chooser: chooser(t, "least_tokens"), Backends: []fleet.BackendSpec{spec(t, "b2", two.url())}}))
+	form := func(path string, parts ...string) string {
+		var b strings.Builder
+		w := multipart.NewWriter(&b)
+		for _, p := range parts {
+			name, value, _ := strings.Cut(p, "=")
+			if file, text, ok := strings.Cut(p, ";"); ok {
+				fw, _ := w.CreateFormFile(file, "a.wav")
+				_, _ = io.WriteString(fw, text)
+				continue
+			}
+			_ = w.WriteField(name, value)
+		}
+		_ = w.Close()
+		return strings.Replace(post(path, b.String()), "application/json", w.FormDataContentType(), 1)
+	}
 	tests := []struct {
 		name    string
 		f       *front
@@ -160,7 +179,27 @@ func TestRouting(t *testing.T) {
 		{"any, missing", anyPool, post(chatPath, `{"messages":[]}`), 200, "one"},
 		{"infer", f, post("/v2/models/beta/infer", `{}`), 200, "two"},
 		{"infer, unknown", f, post("/v2/models/gamma/infer", `{}`), 404, "model_not_found"},
-		{"no facts: first pool", f, post("/v1/rerank", `not json`), 200, "one"},
+		{"other route", f, post("/v1/rerank", `{"query":"q","model":"beta"}`), 200, "two"},
+		{"other route, unknown", f, post("/v1/rerank", `{"model":"gamma"}`), 404, "model_not_found"},
+		{"other route, missing", f, post("/v1/rerank", `{"query":"q"}`), 400, `"param":"model"`},
+		{"other route, twice", f, post("/v1/rerank", `{"model":"alpha","model":"beta"}`), 400, "duplicate_key"},
+		{"other route, not json", f, post("/v1/rerank", `not json`), 400, `"param":"model"`},
+		{"other route, encoded", f, post("/v1/rerank", "\x1f\x8b", "Content-Encoding: gzip"), 415, "unsupported_content_encoding"},
+		{"other route, any", anyPool, post("/v1/rerank", `not json`), 200, "one"},
+		{"other route, listed", both, post("/v1/rerank", `{"model":"alpha"}`), 200, "one"},
+		{"other route, not listed", both, post("/v1/rerank", `{"model":"gamma"}`), 200, "two"},
+		{"other route, unnamed", both, post("/v1/moderations", `{"input":"q"}`), 200, "two"},
+		{"other route, unnamed and encoded", both, post("/v1/moderations", "\x1f\x8b", "Content-Encoding: gzip"), 200, "two"},
+		{"count of tokens", f, post("/v1/messages/count_tokens", `{"model":"beta","messages":[]}`), 200, "two"},
+		{"form", f, form("/v1/audio/transcriptions", "file;speech", "model=beta"), 200, "two"},
+		{"form, missing", f, form("/v1/audio/transcriptions", "file;model=beta"), 400, `"param":"model"`},
+		{"form, twice", f, form("/v1/audio/transcriptions", "model=alpha", "model=beta"), 400, "duplicate_key"},
+		{"form, unnamed", both, form("/v1/audio/transcriptions", "file;speech"), 200, "two"},
+		{"stored response", f, "GET /v1/responses/resp_1 HTTP/1.1\r\nHost: h\r\n\r\n", 404, "no_route"},
+		{"stored response, deleted", f, "DELETE /v1/responses/resp_1 HTTP/1.1\r\nHost: h\r\n\r\n", 404, "no_route"},
+		{"stored response, any", anyPool, "GET /v1/responses/resp_1 HTTP/1.1\r\nHost: h\r\n\r\n", 200, "one"},
+		{"stored response, unlisted pool", both, "GET /v1/responses/resp_1 HTTP/1.1\r\nHost: h\r\n\r\n", 200, "two"},
+		{"options", f, "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: h\r\n\r\n", 200, "one"},
 		{"model by path", f, "GET /v1/models/org/alpha-2 HTTP/1.1\r\nHost: h\r\n\r\n", 200, "one"},
 		{"models of one pool come from its backend", anyPool, "GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n", 200, `"engine":"one"`},
 		{"models of several pools", f, "GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n", 200, `{"object":"list","data":[{"id":"alpha",`},

@@ -41,6 +41,8 @@ func modelNotFound(model string) *apiError {
 var (
 	errModelMissing = &apiError{status: 400, kind: kindRequest, code: "missing_required_parameter", param: "model",
 		message: "you must provide a model parameter"}
+	errNoRoute = &apiError{status: 404, kind: kindRequest, code: "no_route", param: "model",
+		message: "This request names no model, and here the model decides which server gets a request."}
 	errEncoded = &apiError{status: 415, kind: kindRequest, code: "unsupported_content_encoding",
 		message: "A request body with a content-encoding cannot be routed by its model here. Send it unencoded."}
 	errBodyTooLarge = &apiError{status: 413, kind: kindRequest, code: "request_too_large",

@@ -98,19 +98,65 @@ func (ex *exchange) routeByPath() *apiError {
 	if name == nil {
 		name = modelsName(ex.path)
 	}
+	var e *apiError
 	if name != nil {
-		if e := ex.setModel(view(name)); e != nil {
-			return e
-		}
+		e = ex.setModel(view(name))
 	} else {
-		pools := ex.s.o.Fleet.Pools()
-		if len(pools) == 0 {
-			return errNoBackend
-		}
-		ex.pool = pools[0]
+		e = ex.routeUnnamed()
+	}
+	if e != nil {
+		return e
 	}
 	ex.plan()
 	return nil
+}
+
+// routeUnnamed finds the pool of a request whose path names no model. Where there is a choice, the body of a POST may make it.
+func (ex *exchange) routeUnnamed() *apiError {
+	pools := ex.s.o.Fleet.Pools()
+	if len(pools) == 0 {
+		return errNoBackend
+	}
+	posted := string(ex.method) == "POST"
+	encoded := lookup(ex.fields, "content-encoding") != nil
+	if posted && !encoded && len(pools) > 1 {
+		if e := ex.routeByBody(); e != nil || ex.pool != nil {
+			return e
+		}
+	}
+	ex.pool = ex.s.poolForAny()
+	switch {
+	case ex.pool != nil:
+		return nil
+	case string(ex.method) == "OPTIONS": // about the path, whatever the model
+		ex.pool = pools[0]
+		return nil
+	case !posted:
+		return errNoRoute
+	case encoded:
+		return errEncoded
+	}
+	return errModelMissing
+}
+
+// routeByBody routes by the model that the body names. If it names none there is neither a pool nor an error.
+func (ex *exchange) routeByBody() *apiError {
+	p := request.Acquire()
+	defer p.Release()
+	facts, err := p.Parse(ex.api, ex.body)
+	switch {
+	case err == nil && facts.Model != "":
+		return ex.setModel(facts.Model)
+	case err == nil:
+		return nil
+	case !errors.Is(err, request.ErrSyntax):
+		return parseError(err)
+	}
+	model, e := formModel(lookup(ex.fields, "content-type"), ex.body)
+	if e != nil || model == "" {
+		return e
+	}
+	return ex.setModel(model)
 }
 
 // setModel routes by the model's name.
