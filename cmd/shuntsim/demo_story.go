@@ -260,7 +260,11 @@ func (s *story) result(ctx context.Context, missing error, answered int) error {
 		}
 		s.say("   %-5d %-12s %-10s %8d %8d %9d ms", i+1, path, t.engine, t.prompt, t.cached, t.first.Milliseconds())
 	}
-	s.say("Beside it %d requests of %d people at another address were answered; they share that address, so it is not steered.", answered, backgroundUsers)
+	shared := ""
+	if missing == nil {
+		shared = "; they share that address, so it is not steered"
+	}
+	s.say("Beside it %d requests of %d people at another address were answered%s.", answered, backgroundUsers, shared)
 	if missing == nil {
 		if err := s.packets(ctx); err != nil {
 			return err

@@ -38,6 +38,8 @@ const (
 	// watchEvery is how often the configuration file's content is compared. Reading it through its path sees every
 	// way of changing it: in place, by renaming another over it, by swapping a link as Kubernetes does.
 	watchEvery = 2 * time.Second
+	// lockWait is how long to wait for another daemon to let go of the instance.
+	lockWait = 3 * time.Second
 )
 
 // Options of Run.
@@ -198,6 +200,10 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 // openKernel opens the kernel path. Without it the daemon serves at L7 only, unless the configuration requires it.
 func (a *app) openKernel(cfg *config.Config) error {
 	k, err := openKernel(cfg, a.log)
+	for end := time.Now().Add(lockWait); errors.Is(err, datapath.ErrLocked) && time.Now().Before(end); {
+		time.Sleep(lockWait / 20) // a daemon that was killed a moment ago is still being torn down
+		k, err = openKernel(cfg, a.log)
+	}
 	switch {
 	case err == nil:
 		a.kernel = k
@@ -276,7 +282,7 @@ func (a *app) ready() error {
 
 // peerInfo is what this shunt tells those that mean to steer to it.
 func (a *app) peerInfo() []byte {
-	info := health.PeerInfo{Product: "shunt", ABI: datapath.ABI, Version: a.o.Version}
+	info := health.PeerInfo{Product: "shunt", ABI: datapath.ABI}
 	for _, b := range a.fleet.Backends() {
 		if b.Local() && b.Eligible() && !a.stopping.Load() {
 			info.Ready = true
@@ -309,6 +315,11 @@ func (a *app) close() {
 	if a.kernel != nil {
 		if err := a.kernel.dp.Close(); err != nil {
 			a.log.Warn("close the kernel path", "error", err)
+		}
+		if a.kernel.fresh && !a.kernel.attached.Load() { // nothing was ever steered with these maps
+			if err := datapath.Cleanup(a.kernel.cfg.BPFFS, a.kernel.cfg.Instance); err != nil {
+				a.log.Warn("remove the maps of a kernel path that never was; run shunt cleanup", "error", err)
+			}
 		}
 	}
 	for _, l := range append(a.operators, a.front) {

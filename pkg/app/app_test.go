@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -298,6 +299,18 @@ func TestReloadIsWholeOrNotAtAll(t *testing.T) {
 		if _, status := d.chat("x"); status != http.StatusOK {
 			t.Errorf("%s: requests fail: %d", c.name, status)
 		}
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(file, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if body, status := d.do(http.MethodPost, "/-/reload"); status != http.StatusUnprocessableEntity || !strings.Contains(body, "not a regular file") {
+		t.Errorf("a pipe: %d %s", status, body)
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
 	}
 	write(t, file, configText(front, adm, "limits: {max_body: 1KiB}\n", a))
 	if body, status := d.do(http.MethodPost, "/-/reload"); status != http.StatusOK {

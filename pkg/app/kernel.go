@@ -38,6 +38,7 @@ const (
 type kernel struct {
 	cfg   config.Steering
 	dp    *datapath.Datapath
+	fresh bool // no former daemon has used the maps
 	vips  []netip.AddrPort
 	peers *health.Peers // nil with target engine
 	log   *slog.Logger
@@ -73,7 +74,7 @@ func openKernel(cfg *config.Config, log *slog.Logger) (*kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k.dp = dp
+	k.dp, k.fresh = dp, len(dp.Known()) == 0
 	return k, nil
 }
 

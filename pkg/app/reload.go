@@ -98,6 +98,9 @@ func (a *app) reload() (err error) {
 	if a.o.Reload == nil {
 		return errors.New("reload: started by flags, there is no file to read")
 	}
+	if _, err := contentHash(a.o.ConfigPath); a.o.ConfigPath != "" && err != nil {
+		return fmt.Errorf("reload: %w", err)
+	}
 	cfg, err := a.o.Reload()
 	if err != nil {
 		return fmt.Errorf("reload: %w", err)
@@ -151,9 +154,20 @@ func (a *app) watchConfig(ctx context.Context) error {
 	}
 }
 
-func contentHash(path string) ([sha256.Size]byte, error) {
+// contentHash reads a regular file only: opening anything else, a pipe for example, may wait for ever.
+func contentHash(path string) (sum [sha256.Size]byte, err error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return sum, fmt.Errorf("read configuration: %w", err)
+	}
+	if !st.Mode().IsRegular() {
+		return sum, fmt.Errorf("read configuration: %s is not a regular file", path)
+	}
 	b, err := os.ReadFile(path)
-	return sha256.Sum256(b), err
+	if err != nil {
+		return sum, fmt.Errorf("read configuration: %w", err)
+	}
+	return sha256.Sum256(b), nil
 }
 
 // fixed lists the settings that differ and that only a restart can change.

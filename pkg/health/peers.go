@@ -27,8 +27,7 @@ const (
 type PeerInfo struct {
 	Product string `json:"product"` // "shunt"
 	ABI     int    `json:"abi"`     // layout of the kernel maps
-	Version string `json:"version"`
-	Ready   bool   `json:"ready"` // it can serve on a backend of its own host
+	Ready   bool   `json:"ready"`   // it can serve on a backend of its own host
 }
 
 // PeersOptions of NewPeers.
