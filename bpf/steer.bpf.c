@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* The entries of the datapath; what they do is in include/, one concern a file. */
+#include "bounce.h"
 #include "sweep.h"
 #include "tc.h"
 #include "verdict.h"
@@ -89,6 +90,10 @@ static __noinline int slow_xdp(struct xdp_md *ctx)
 	why = parse(p, data, end, ipv6_on);
 	if (!why)
 		why = verdict(ctx, p, data, end, &f);
+	if (why == SHUNT_DROP_FLOW_KILLED && bounce(p, data, end)) {
+		count_reason(why);
+		return bpf_redirect(p->iif, 0);
+	}
 	if (why || !f)
 		return xdp_not_forwarded(why);
 	if (p->kind == PKT_ICMP ? !nat_rewrite_icmp(p, f, data, end) : !nat_rewrite_tcp(p, f, data, end))
@@ -153,6 +158,17 @@ static __noinline int slow_tc(struct __sk_buff *skb)
 	why = parse(p, data, end, ipv6_on);
 	if (!why)
 		why = verdict(skb, p, data, end, &f);
+	if (why == SHUNT_DROP_FLOW_KILLED && bounceable(p)) {
+		/* It may be many segments in one, which a RST is not. */
+		if (bpf_skb_change_tail(skb, p->v6 ? BOUNCE6 : BOUNCE4, 0))
+			return tc_not_forwarded(why);
+		data = (void *)(long)skb->data;
+		end = (void *)(long)skb->data_end;
+		if (!bounce(p, data, end))
+			return tc_not_forwarded(why);
+		count_reason(why);
+		return bpf_redirect(p->iif, 0);
+	}
 	if (why || !f)
 		return tc_not_forwarded(why);
 	if (p->kind == PKT_ICMP) {

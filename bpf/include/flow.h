@@ -278,6 +278,14 @@ __noinline int flow_release(const struct flow_key *k, struct flow *fwd, __u64 no
 	return 1;
 }
 
+/* Whether the daemon has ended what the backend has open. */
+static __always_inline int flow_backend_killed(__u32 id)
+{
+	struct epoch *e = bpf_map_lookup_elem(&shunt_epochs, &id);
+
+	return e && *(volatile __u32 *)&e->kill;
+}
+
 /* Deletes what is overdue. k and f may be either half; returns 1 if f is gone. */
 __noinline int flow_expire(const struct flow_key *k, struct flow *f, __u64 now)
 {
@@ -308,6 +316,13 @@ __noinline int flow_expire(const struct flow_key *k, struct flow *f, __u64 now)
 	rev = reverse ? f : other;
 	fk = reverse ? &ok : k;
 	flags = flow_flags(fwd);
+	if (flow_backend_killed(fwd->backend) && !(flags & SHUNT_FLOW_KILLED)) {
+		if (rev)
+			flow_mark(rev, SHUNT_FLOW_KILLED);
+		flow_mark(fwd, SHUNT_FLOW_KILLED | SHUNT_FLOW_RST);
+		flow_settle(fk, fwd, rev, now);
+		flags = flow_flags(fwd);
+	}
 	gone = tick_silent(t, last, flow_limit(flags));
 	if (gone || (flags & SHUNT_FLOW_SUSPECT && tick_silent(t, last, closed_ns)))
 		flow_settle(fk, fwd, rev, now);

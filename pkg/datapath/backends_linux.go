@@ -33,6 +33,8 @@ type target struct {
 	problem string
 	seen    time.Time // when the hardware address was last known
 	poked   time.Time
+	drained time.Time // since when it is to be emptied; zero = it is not
+	watch   watch
 }
 
 // SetBackends makes the kernel know these backends, and no others. One that is missing takes no new connections; its
@@ -115,6 +117,9 @@ func (d *Datapath) refresh() error {
 		hops[hop] = true
 		if t.written != nil && *t.written == b {
 			continue
+		}
+		if b.State == uint32(fleet.HealthUp) && d.epochs[id].kill.Load() != 0 {
+			d.revive(id, t) // before the first new flow
 		}
 		if err := d.m.ShuntBackends.Put(uint32(id), &b); err != nil {
 			errs = append(errs, fmt.Errorf("write backend %q: %w", t.rec.Name, err))

@@ -66,6 +66,9 @@ type Settings struct {
 	VIPs     []VIP
 	NATPorts netdev.PortRange // source ports towards backends
 	Lease    Lease
+	// DrainLimit ends the open connections of a backend that has been drained, in maintenance or removed for so long;
+	// 0 = they run to their end.
+	DrainLimit time.Duration
 }
 
 // Options of Open.

@@ -41,6 +41,7 @@ func (d *Datapath) Run(ctx context.Context) error {
 		{"network watch", func(ctx context.Context) error { return d.runWatch(ctx, changed) }},
 		{"upkeep", func(ctx context.Context) error { return d.runUpkeep(ctx, changed) }},
 		{"events", d.runEvents},
+		{"watch of dead backends", d.runDead},
 	}
 	errs := make([]error, len(parts))
 	var wg sync.WaitGroup
