@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/bits"
+	"strings"
 	"unicode/utf8"
 	"unsafe"
 
@@ -80,7 +81,7 @@ func (e *Encoding) Count(text string) int {
 
 // CountBytes is Count for bytes, which must not change during the call.
 func (e *Encoding) CountBytes(text []byte) int {
-	return e.Count(unsafe.String(unsafe.SliceData(text), len(text)))
+	return e.Count(viewString(text))
 }
 
 // CountCut is Count with pieces cut every maxPiece bytes, where that is not 0, and counted part by part. cut says that there
@@ -133,7 +134,7 @@ func (e *Encoding) count(st *state, text string) (total int) {
 		end, wide := e.next(text, i)
 		if end < 0 {
 			st.sanitize(text[i:])
-			return total + e.count(st, unsafe.String(unsafe.SliceData(st.clean), len(st.clean)))
+			return total + e.count(st, viewString(st.clean))
 		}
 		total += e.piece(st, text[i:end], wide)
 		i = end
@@ -151,10 +152,36 @@ func (st *state) sanitize(text string) {
 	}
 }
 
+// joiner is what the library puts into runs of more than 30 combining marks, and NFC does not.
+const joiner = "\u034f"
+
 // normalize writes text in NFC. Bytes that are not UTF-8 stay as they are.
 func (st *state) normalize(text string) string {
 	st.norm = norm.NFC.AppendString(st.norm[:0], text)
-	return unsafe.String(unsafe.SliceData(st.norm), len(st.norm))
+	if out := viewString(st.norm); strings.Count(out, joiner) > strings.Count(text, joiner) {
+		// Marks are in order within each 30 only: no text of any language, and an estimate.
+		st.cut = true
+		if !strings.Contains(text, joiner) {
+			st.norm = removeAll(st.norm, joiner)
+		}
+	}
+	return viewString(st.norm)
+}
+
+func viewString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+// removeAll takes every part out of b, in place.
+func removeAll(b []byte, part string) []byte {
+	kept := b[:0]
+	for len(b) > 0 {
+		i := strings.Index(viewString(b), part)
+		if i < 0 {
+			return append(kept, b...)
+		}
+		kept = append(kept, b[:i]...)
+		b = b[i+len(part):]
+	}
+	return kept
 }
 
 // piece counts the tokens of one piece.

@@ -291,39 +291,54 @@ func (m *hfModel) build(p Pattern) (*Encoding, error) {
 		}
 		ids[string(r)] = uint32(c)
 	}
-	type late struct{ left, right, token string }
-	var lates []late
-	for i, mg := range m.Merges {
+	// A rule whose halves are the work of later rules takes its turn as soon as both are there: it waits for them by name.
+	waiting := make(map[string][]int)
+	var apply func(i int) error
+	apply = func(i int) error {
+		mg := m.Merges[i]
 		t := mg[0] + mg[1]
-		if _, ok := m.Vocab[t]; !ok {
-			return nil, fmt.Errorf("%w: merges[%d]: %q is not in the vocabulary", ErrVocabulary, i, t)
-		}
 		if _, done := ids[t]; done {
-			continue
+			return nil
 		}
-		left, ok1 := ids[mg[0]]
-		right, ok2 := ids[mg[1]]
-		if !ok1 || !ok2 {
-			lates = append(lates, late{mg[0], mg[1], t})
-			continue
+		for _, half := range mg {
+			if _, ok := ids[half]; !ok {
+				waiting[half] = append(waiting[half], i)
+				return nil
+			}
 		}
+		left, right := ids[mg[0]], ids[mg[1]]
 		text, ok := spelledBytes(t)
 		if !ok {
-			return nil, fmt.Errorf("%w: merges[%d]: %q is not byte-level", ErrUnsupported, i, t)
+			return fmt.Errorf("%w: merges[%d]: %q is not byte-level", ErrUnsupported, i, t)
 		}
-		if id := b.merge(text, left, right); id != none {
-			ids[t] = id
+		id := b.merge(text, left, right)
+		if id == none {
+			return nil
 		}
+		ids[t] = id
+		rules := waiting[t]
+		delete(waiting, t)
+		slices.Sort(rules)
+		for _, j := range rules {
+			// Where the rule's right half is the left half of t, another t may stand there, and which of the two rules
+			// comes first depends on the place.
+			if mg := m.Merges[j]; mg[0] == t && ids[mg[1]] == left {
+				if _, ok := ids[mg[1]]; ok && b.e.valid(id, left, &b.work) {
+					return fmt.Errorf("%w: merges[%d]: %q and %q come before their halves and overlap", ErrUnsupported, j, mg[0], mg[1])
+				}
+			}
+			if err := apply(j); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	// A merge whose halves come later in the list can take its turn still where they meet.
-	for _, l := range lates {
-		if _, done := ids[l.token]; done {
-			continue
+	for i, mg := range m.Merges {
+		if _, ok := m.Vocab[mg[0]+mg[1]]; !ok {
+			return nil, fmt.Errorf("%w: merges[%d]: %q is not in the vocabulary", ErrVocabulary, i, mg[0]+mg[1])
 		}
-		left, ok1 := ids[l.left]
-		right, ok2 := ids[l.right]
-		if ok1 && ok2 && b.e.valid(left, right, &b.work) {
-			return nil, fmt.Errorf("%w: merges: %q and %q merge before they can be there themselves", ErrUnsupported, l.left, l.right)
+		if err := apply(i); err != nil {
+			return nil, err
 		}
 	}
 	type token struct {
