@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -31,19 +32,26 @@ func (ex *exchange) run(ctx *fasthttp.RequestCtx) {
 		}
 		t, err := ex.pool.Take(&ex.query)
 		if err != nil {
+			if ex.drew {
+				ex.s.budget.giveBack()
+			}
 			ex.giveUp(ctx, err, last, lastAnswer)
 			return
 		}
-		ex.ticket = t
+		ex.ticket, ex.drew = t, false
 		ex.picked(t)
 		before := ex.dispatched
 		err = ex.try(t.Backend())
 		if err == nil {
 			if ex.busy() {
-				t.Backend().Busy(retryAfter(ex.head.fields, time.Now()))
-				if ex.mayRetry() && ex.save() {
+				pause := retryAfter(ex.head.fields, time.Now())
+				t.Backend().Busy(pause)
+				if ex.head.length <= maxSaved && ex.mayRetry() {
 					ex.report(OutcomeBusy)
-					ex.next()
+					if err := ex.save(); err != nil {
+						last, lastAnswer = err, upstreamBusy(ex.head.status, pause)
+					}
+					ex.ticket.Release()
 					continue
 				}
 			}
@@ -71,7 +79,7 @@ func (ex *exchange) run(ctx *fasthttp.RequestCtx) {
 			ex.giveUp(ctx, nil, last, lastAnswer)
 			return
 		}
-		ex.next()
+		ex.ticket.Release()
 	}
 }
 
@@ -94,7 +102,9 @@ func attemptOutcome(err error) Outcome {
 // picked notes the backend as the session's and as tried.
 func (ex *exchange) picked(t *fleet.Ticket) {
 	b := t.Backend()
-	ex.attempts++
+	if ex.attempts++; ex.attempts > 1 {
+		ex.s.metrics.retries.Inc()
+	}
 	ex.query.Exclude = append(ex.query.Exclude, b.ID())
 	ex.stats.pick(t.Reason())
 	spilled := policy.Spilled(t.Reason())
@@ -112,7 +122,10 @@ func (ex *exchange) pinnable() bool {
 }
 
 // mayRetry reports whether a further backend may be tried after one that may have worked on the request.
-func (ex *exchange) mayRetry() bool { return ex.attempts <= ex.retries() && ex.s.budget.take() }
+func (ex *exchange) mayRetry() bool {
+	ex.drew = ex.attempts <= ex.retries() && ex.s.budget.take()
+	return ex.drew
+}
 
 // mayReconnect reports whether a further backend may be tried after one to which there was no connection. Nothing was sent, so
 // this multiplies no work and needs no budget, and while no backend at all has seen the request every one may be tried.
@@ -131,13 +144,6 @@ func (ex *exchange) retries() int {
 	return ex.set.Retries
 }
 
-// next makes ready for another attempt.
-func (ex *exchange) next() {
-	ex.s.metrics.retries.Inc()
-	ex.ticket.Release()
-	ex.ticket = nil
-}
-
 func (ex *exchange) report(o Outcome) {
 	ex.stats.attempt(o)
 	if ex.s.o.Report != nil && ex.ticket != nil {
@@ -148,7 +154,7 @@ func (ex *exchange) report(o Outcome) {
 // giveUp answers when no backend is left to try.
 func (ex *exchange) giveUp(ctx *fasthttp.RequestCtx, err, last error, answer *apiError) {
 	switch {
-	case ex.saved.valid:
+	case ex.saved.ticket != nil:
 		ex.deliverSaved(ctx)
 	case last != nil:
 		o := OutcomeUpstreamError
@@ -355,29 +361,28 @@ func retryAfter(fields []field, now time.Time) time.Duration {
 // maxSaved bounds the body of an answer that is put aside.
 const maxSaved = 64 << 10
 
-// save puts a busy backend's answer aside, to be passed on if no other backend does better. It reports false if the
-// answer is too long for that.
-func (ex *exchange) save() bool {
-	if ex.head.length > maxSaved {
-		return false
-	}
+var errNotSaved = errors.New("answer of a busy backend is too long to be put aside")
+
+// save puts a busy backend's answer aside, to be passed on if no other backend does better. An answer that breaks off or is
+// too long is not worth that, and an error.
+func (ex *exchange) save() error {
 	c := ex.conn
-	head := append([]byte(nil), c.buf[:c.r]...)
+	head := bytes.Clone(c.buf[c.headAt:c.r])
 	ex.reader.start(c, &ex.head, ex.isHead)
 	c.flowing(min(ex.set.Timeouts.Idle, time.Second))
 	var body []byte
-	for {
+	for !ex.reader.finished {
 		p, err := ex.reader.next()
 		body = append(body, p...)
-		if err != nil || len(body) > maxSaved {
-			break
+		if err == nil && len(body) > maxSaved {
+			err = errNotSaved
+		}
+		if err != nil && !ex.reader.finished {
+			ex.dropConn()
+			return fmt.Errorf("read answer %d: %w", ex.head.status, err)
 		}
 	}
-	if !ex.reader.finished {
-		ex.dropConn() // what there is of it is not worth passing on
-		return true
-	}
 	ex.keepConn()
-	ex.saved = savedAnswer{valid: true, backend: ex.ticket.Backend().Name(), head: head, body: body}
-	return true
+	ex.saved = savedAnswer{ticket: ex.ticket, head: head, body: body}
+	return nil
 }

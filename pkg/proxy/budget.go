@@ -40,6 +40,9 @@ func (b *retryBudget) request() {
 	}
 }
 
+// giveBack returns a retry that found no backend to go to.
+func (b *retryBudget) giveBack() { b.credit.Add(retryCost) }
+
 // take asks for a retry.
 func (b *retryBudget) take() bool {
 	if b.credit.Add(-retryCost) >= 0 {

@@ -4,9 +4,11 @@ package proxy
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/shunt-lb/shunt/pkg/fleet"
 	"github.com/shunt-lb/shunt/pkg/session"
 )
@@ -147,4 +149,109 @@ func TestRetryAfter(t *testing.T) {
 	if got := retryAfter(nil, now); got != busyTime {
 		t.Errorf("none: %s", got)
 	}
+}
+
+// What a client is told when every backend is busy, and what the log says of whom.
+func TestEveryBackendIsBusy(t *testing.T) {
+	const head, rest = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 3\r\n", "Content-Length: 4\r\n\r\nbusy"
+	for _, tt := range []struct {
+		name   string
+		answer string
+		closes bool
+		code   string // of the proxy's own error; "" = theirs is passed on
+	}{
+		{"whole", head + rest, false, ""},
+		{"after an interim answer", "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + head + rest, false, ""},
+		{"after several", strings.Repeat("HTTP/1.1 102 Processing\r\n\r\n", 3) + head + rest, false, ""},
+		{"in chunks", head + "Transfer-Encoding: chunked\r\n\r\n4\r\nbusy\r\n0\r\n\r\n", false, ""},
+		{"until close", head + "Connection: close\r\n\r\nbusy", true, ""},
+		{"broken off", head + "Content-Length: 40\r\n\r\nbusy", true, "upstream_busy"},
+		{"too long", head + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat(chunk(strings.Repeat("x", 8<<10)), 10), false, "upstream_busy"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := func(p *peer) {
+				for p.request() != nil && p.send(tt.answer) == nil && !tt.closes {
+				}
+			}
+			f := startFront(t, newFleet(t, "round_robin", newEngine(t, e).url(), newEngine(t, e).url()))
+			a := f.do(post(chatPath, chat("")))
+			a.want(t, 503, tt.code)
+			if a.Header.Get("Retry-After") != "3" || tt.code == "" && a.body != "busy" {
+				t.Errorf("%q %v", a.body, a.Header)
+			}
+			r := f.records(1)[0]
+			if r.Backend != "b2" || r.Reason != "round_robin" || r.Attempts != 2 || r.Outcome != OutcomeUpstreamError || r.Status != 503 {
+				t.Errorf("record %+v", r)
+			}
+			if tt.code == "" && a.Header.Get(headerBackend) != r.Backend {
+				t.Errorf("the answer is said to be of %s, in the log of %s", a.Header.Get(headerBackend), r.Backend)
+			}
+		})
+	}
+}
+
+// The answer that is passed on names the backend that gave it, though another was tried later.
+func TestSavedAnswerNamesItsBackend(t *testing.T) {
+	busy := newEngine(t, full)
+	f := startFront(t, newFleet(t, "round_robin", busy.url(), deadURL(t)))
+	a := f.do(post(chatPath, chat("")))
+	a.want(t, 503, "")
+	if r := f.records(1)[0]; a.Header.Get(headerBackend) != "b1" || r.Backend != "b1" || r.Attempts != 2 {
+		t.Errorf("header %v, record %+v", a.Header, r)
+	}
+}
+
+// A retry that is not made costs nothing: where the answer is too long to be put aside, or no other backend is left.
+func TestUnusedRetriesCostNoBudget(t *testing.T) {
+	long := fmt.Sprintf("HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n%s", 100<<10, strings.Repeat("x", 100<<10))
+	for _, tt := range []struct {
+		name     string
+		answer   string
+		backends int
+	}{
+		{"too long", long, 2},
+		{"the only backend", "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n{}", 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var urls []string
+			for range tt.backends {
+				urls = append(urls, newEngine(t, func(p *peer) {
+					for p.request() != nil && p.send(tt.answer) == nil {
+					}
+				}).url())
+			}
+			reg := prometheus.NewRegistry()
+			f := startFront(t, newFleet(t, "round_robin", urls...), func(o *Options) { o.Metrics = reg })
+			before := f.s.budget.credit.Load()
+			for range 10 {
+				if a := f.do(post(chatPath, chat(""))); a.StatusCode != 503 || !strings.HasSuffix(tt.answer, a.body) || a.body == "" {
+					t.Fatalf("%d, %d bytes", a.StatusCode, len(a.body))
+				}
+			}
+			if after := f.s.budget.credit.Load(); after < before {
+				t.Errorf("the budget went from %d to %d", before, after)
+			}
+			for _, r := range f.records(10) {
+				if r.Attempts != 1 {
+					t.Errorf("record %+v", r)
+				}
+			}
+			if n, err := gathered(reg, "shunt_retries_total"); n != 0 || err != nil {
+				t.Errorf("%v retries are counted, %v", n, err)
+			}
+		})
+	}
+}
+
+// gathered returns the sum of a counter's series.
+func gathered(reg *prometheus.Registry, name string) (sum float64, err error) {
+	families, err := reg.Gather()
+	for _, m := range families {
+		if m.GetName() == name {
+			for _, s := range m.GetMetric() {
+				sum += s.GetCounter().GetValue()
+			}
+		}
+	}
+	return sum, err
 }

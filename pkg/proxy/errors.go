@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"strconv"
+	"time"
 	"unicode/utf8"
 
 	"github.com/valyala/fasthttp"
@@ -72,6 +73,12 @@ var (
 	errInternal = &apiError{status: 500, kind: kindServer, code: "internal_error",
 		message: "The load balancer failed to handle this request."}
 )
+
+// upstreamBusy stands for an answer of 429 or 503 that could not be passed on.
+func upstreamBusy(status int, pause time.Duration) *apiError {
+	return &apiError{status: status, kind: kindServer, code: "upstream_busy", retry: int((pause + time.Second - 1) / time.Second),
+		message: "The inference server is at its limit. Try again later."}
+}
 
 // append appends the error's JSON.
 func (e *apiError) append(b []byte) []byte {

@@ -64,6 +64,7 @@ type exchange struct {
 	bufs     net.Buffers
 	writing  chan error // a large body is on its way
 	attempts int
+	drew     bool // on the budget, for the attempt that comes next
 	saved    savedAnswer
 
 	// The answer.
@@ -93,10 +94,9 @@ type exchange struct {
 
 // savedAnswer is a 429 or 503 that is passed on if no other backend does better.
 type savedAnswer struct {
-	valid   bool
-	backend string
-	head    []byte
-	body    []byte
+	ticket *fleet.Ticket // given back; nil: there is no such answer
+	head   []byte
+	body   []byte
 }
 
 func newExchange(s *Server) *exchange {
@@ -173,7 +173,7 @@ func (ex *exchange) reset() {
 	ex.counted, ex.exact = 0, false
 	ex.pool, ex.stats, ex.query, ex.ticket, ex.up, ex.conn = nil, nil, fleet.Query{}, nil, nil, nil
 	ex.head, ex.vec, ex.bufs, ex.writing, ex.attempts = responseHead{}, [2][]byte{}, nil, nil, 0
-	ex.saved = savedAnswer{}
+	ex.drew, ex.saved = false, savedAnswer{}
 	ex.reader = bodyReader{}
 	ex.meter.reset(false)
 	ex.eventStream, ex.metered, ex.handedOver, ex.probe, ex.lastPiece = false, false, false, false, nil

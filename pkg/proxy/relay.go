@@ -136,7 +136,8 @@ func (ex *exchange) deliverSaved(ctx *fasthttp.RequestCtx) {
 		ex.fail(ctx, errUpstreamInvalid, OutcomeUpstreamError, err)
 		return
 	}
-	ex.copyHead(&ctx.Response, &ex.head, ex.saved.backend)
+	ex.ticket = ex.saved.ticket // for the record
+	ex.copyHead(&ctx.Response, &ex.head, ex.ticket.Backend().Name())
 	ex.status = ex.head.status
 	ex.sent = int64(len(ex.saved.body))
 	if ex.status >= 500 {

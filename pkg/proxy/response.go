@@ -38,7 +38,7 @@ func (c *upConn) readHead(h *responseHead, limit int) error {
 			return err
 		}
 		block := c.buf[c.r:end]
-		c.r = end
+		c.headAt, c.r = c.r, end
 		if err := parseHead(block, h); err != nil {
 			return err
 		}

@@ -35,6 +35,7 @@ type upConn struct {
 
 	buf    []byte
 	r, w   int
+	headAt int   // where the head of the answer begins, until the body is read
 	got    int64 // bytes read since the request went out
 	reused bool
 	spent  bool // not to be used again after this answer
