@@ -9,14 +9,17 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/shunt-lb/shunt/pkg/config"
+	"github.com/shunt-lb/shunt/pkg/datapath"
 	"github.com/shunt-lb/shunt/pkg/fleet"
 	"github.com/shunt-lb/shunt/pkg/proxy"
 	"github.com/shunt-lb/shunt/pkg/session"
@@ -241,6 +244,23 @@ func yamlString(s string) string {
 		}
 	}
 	return b.String() + `"`
+}
+
+// The directory that the README sends its readers to is the one where this version's maps are.
+func TestReadmeNamesTheMaps(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`shunt/default/v(\d+)`).FindAllStringSubmatch(string(text), -1)
+	for _, m := range found {
+		if m[1] != fmt.Sprint(datapath.ABI) {
+			t.Errorf("README.md has %s; the maps' layout is version %d", m[0], datapath.ABI)
+		}
+	}
+	if len(found) == 0 {
+		t.Error("README.md does not say where the maps are")
+	}
 }
 
 // Everybody who asks for the status is told of the requests that the front end has served.
