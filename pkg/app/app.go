@@ -30,6 +30,7 @@ import (
 	"github.com/shunt-lb/shunt/pkg/metrics"
 	"github.com/shunt-lb/shunt/pkg/policy"
 	"github.com/shunt-lb/shunt/pkg/proxy"
+	"github.com/shunt-lb/shunt/pkg/request"
 	"github.com/shunt-lb/shunt/pkg/session"
 	"github.com/shunt-lb/shunt/pkg/tokens"
 )
@@ -67,6 +68,7 @@ type app struct {
 	counter *tokens.Counter
 
 	calibration *calibration
+	families    atomic.Pointer[map[string]request.Family]
 
 	registry   *prometheus.Registry
 	fleet      *fleet.Fleet
@@ -127,7 +129,7 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 		log.Warn("configuration", "warning", w.String())
 	}
 	encoding, models := cfg.Encodings()
-	if a.counter, err = tokens.New(tokens.Options{Default: encoding, Models: models, MaxBytes: int(cfg.Tokens.MaxBytes)}); err != nil {
+	if a.counter, err = tokens.New(tokens.Options{Default: encoding, Models: models, Files: cfg.TokenizerFiles(), MaxBytes: int(cfg.Tokens.MaxBytes), LargeBytes: largePrompt}); err != nil {
 		return nil, fmt.Errorf("load token encodings: %w", err)
 	}
 	// Before the kernel path changes hands: what it leaves to this daemon waits in the listener's queue.
@@ -172,6 +174,7 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 		Fleet:       a.fleet,
 		Counter:     a.counter,
 		Calibration: a.calibration,
+		Family:      a.family,
 		Tracker:     a.tracker,
 		Pins:        pins,
 		Needs:       func(pool string) policy.Needs { return (*a.needs.Load())[pool] },

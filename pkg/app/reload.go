@@ -69,6 +69,8 @@ func (a *app) apply(cfg *config.Config, check func([]*fleet.Backend)) error {
 	a.needs.Store(&needs)
 	a.ingresses.SetFixed(ingresses(cfg))
 	a.calibration.apply(cfg)
+	named := families(cfg)
+	a.families.Store(&named)
 	a.cfg.Store(cfg)
 	for _, b := range before {
 		if b.Gone() {

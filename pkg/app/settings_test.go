@@ -60,8 +60,11 @@ func change(t *testing.T, path string, v reflect.Value) {
 	t.Helper()
 	switch x := v.Addr().Interface().(type) {
 	case *string:
-		if *x += "x"; path == "pools[].policy" {
+		switch *x += "x"; path {
+		case "pools[].policy":
 			*x = "round_robin"
+		case "pools[].tokenizer.family":
+			*x = "qwen"
 		}
 	case *bool:
 		*x = !*x
@@ -113,6 +116,7 @@ func TestEverySettingIsAppliedOrRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		text := fmt.Sprintf("%+v %v ", d, cfg.Session.Headers)
+		text += fmt.Sprint(families(cfg))
 		text += fmt.Sprint(cfg.Timeouts.StopDelay, cfg.Timeouts.StopGrace) // stop reads them then
 		for i := range specs {
 			specs[i].Chooser = nil

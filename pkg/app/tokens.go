@@ -10,11 +10,16 @@ import (
 
 	"github.com/shunt-lb/shunt/pkg/admin"
 	"github.com/shunt-lb/shunt/pkg/config"
+	"github.com/shunt-lb/shunt/pkg/request"
 	"github.com/shunt-lb/shunt/pkg/tokens"
 )
 
 // otherModel stands for every model that a pool does not list.
 const otherModel = "other"
+
+// largePrompt is the size in bytes from which a prompt must not be counted beside too many others like it: a core is busy
+// with so many bytes for a millisecond or more, and small requests wait.
+const largePrompt = 64 << 10
 
 // calibration scales the prompts of the pools whose encoding is auto. For the others it only learns: the file says how
 // they are to be counted.
@@ -41,7 +46,7 @@ func (c *calibration) Scale(pool, model string, counted int64) int64 {
 func (c *calibration) apply(cfg *config.Config) {
 	auto, models := map[string]bool{}, map[string][]string{}
 	for _, p := range cfg.Pools {
-		auto[p.Name] = p.Tokenizer.Encoding == "auto"
+		auto[p.Name] = p.Tokenizer.Encoding == "auto" && p.Tokenizer.File == ""
 		models[p.Name] = p.Models
 	}
 	c.auto.Store(&auto)
@@ -49,6 +54,25 @@ func (c *calibration) apply(cfg *config.Config) {
 		list, ok := models[pool]
 		return ok && (model == otherModel || slices.Contains(list, model))
 	})
+}
+
+// families are the pools whose family the file names.
+func families(cfg *config.Config) map[string]request.Family {
+	m := map[string]request.Family{}
+	for _, p := range cfg.Pools {
+		if f, ok := request.ParseFamily(p.Tokenizer.Family); ok {
+			m[p.Name] = f
+		}
+	}
+	return m
+}
+
+// family implements proxy.Options.Family.
+func (a *app) family(pool, model string) request.Family {
+	if f, ok := (*a.families.Load())[pool]; ok {
+		return f
+	}
+	return request.FamilyOf(model)
 }
 
 // tokensStatus is the part of the status that says how prompts are counted.

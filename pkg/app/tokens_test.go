@@ -9,11 +9,13 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/shunt-lb/shunt/pkg/admin"
 	"github.com/shunt-lb/shunt/pkg/config"
+	"github.com/shunt-lb/shunt/pkg/request"
 	"github.com/shunt-lb/shunt/pkg/tokens"
 )
 
@@ -47,6 +49,32 @@ func TestCalibrationByPool(t *testing.T) {
 	}
 	if got := strings.Join(left, " "); got != "p/m p/other" {
 		t.Errorf("after the reload: %s", got)
+	}
+}
+
+func TestFamilies(t *testing.T) {
+	cfg, err := config.Parse("shunt.yaml", []byte(`pools:
+  - {name: a, models: [m], backends: [{url: 'http://10.0.0.1'}]}
+  - {name: b, models: [n], backends: [{url: 'http://10.0.0.2'}], tokenizer: {family: llama3}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &app{}
+	named := families(cfg)
+	a.families.Store(&named)
+	for _, tc := range []struct {
+		pool, model string
+		want        request.Family
+	}{{"a", "m", request.OpenAI}, {"a", "qwen3", request.Qwen}, {"b", "n", request.Llama3}, {"b", "qwen3", request.Llama3}} {
+		if got := a.family(tc.pool, tc.model); got != tc.want {
+			t.Errorf("%s/%s: %s, want %s", tc.pool, tc.model, got, tc.want)
+		}
+	}
+	// The words of the file are the families there are.
+	field, _ := reflect.TypeFor[config.Tokenizer]().FieldByName("Family")
+	if got, want := field.Tag.Get("enum"), "auto|"+strings.Join(request.Families(), "|"); got != want {
+		t.Errorf("the file takes %s, there are %s", got, want)
 	}
 }
 

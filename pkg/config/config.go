@@ -77,7 +77,8 @@ type PoolLimits struct {
 
 // Tokenizer is a pool's way of counting.
 type Tokenizer struct {
-	Encoding string `yaml:"encoding" default:"auto" enum:"auto|cl100k_base|o200k_base|o200k_harmony" doc:"Encoding for this pool's models; auto goes by the model's name (see tokens)."`
+	Encoding string `yaml:"encoding" default:"auto" enum:"auto|cl100k_base|o200k_base|o200k_harmony" doc:"Encoding for this pool's models; auto goes by the model's name (see tokens), and scales counts by what the engines report of theirs."`
+	Family   string `yaml:"family" default:"auto" enum:"auto|openai|claude|llama3|qwen|deepseek|gemma|mistral" doc:"Family of this pool's models, whose chat template is counted; auto goes by the model's name."`
 }
 
 // Timeouts of the front end. There is no limit on a whole answer: a stream may last for hours.

@@ -48,12 +48,7 @@ func (ex *exchange) inspect() *apiError {
 	}
 	ex.maxTokens = facts.MaxTokens
 	if ex.s.o.Counter != nil {
-		n := facts.PromptTokens(ex.s.o.Counter)
-		ex.counted, ex.exact = int64(n.Tokens), !n.Estimated
-		ex.prompt = ex.counted
-		if ex.s.o.Calibration != nil {
-			ex.prompt = ex.s.o.Calibration.Scale(ex.pool.Name(), ex.label, ex.counted)
-		}
+		ex.count(facts)
 	}
 	if ex.set.Identifier != nil && (ex.needs(policy.Session) || ex.s.o.Pins != nil) {
 		key, source := ex.set.Identifier.Key(ex.header, facts)
@@ -61,6 +56,21 @@ func (ex *exchange) inspect() *apiError {
 	}
 	ex.plan()
 	return nil
+}
+
+// count counts the prompt, in the counter's vocabulary and in the engines' own.
+func (ex *exchange) count(facts *request.Facts) {
+	o := &ex.s.o
+	family := request.FamilyOf(facts.Model)
+	if o.Family != nil {
+		family = o.Family(ex.pool.Name(), facts.Model)
+	}
+	n := facts.Parts(o.Counter.For(facts.Model), family, facts.Model).Count()
+	ex.counted, ex.exact = int64(n.Tokens), !n.Estimated
+	ex.prompt = ex.counted
+	if o.Calibration != nil {
+		ex.prompt = o.Calibration.Scale(ex.pool.Name(), ex.label, ex.counted)
+	}
 }
 
 func (ex *exchange) needs(n policy.Needs) bool {

@@ -34,6 +34,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/shunt-lb/shunt/pkg/fleet"
 	"github.com/shunt-lb/shunt/pkg/policy"
+	"github.com/shunt-lb/shunt/pkg/request"
 	"github.com/shunt-lb/shunt/pkg/session"
 	"github.com/shunt-lb/shunt/pkg/tokens"
 	"github.com/valyala/fasthttp"
@@ -78,6 +79,8 @@ type Options struct {
 	Dynamic
 	Fleet   *fleet.Fleet
 	Counter *tokens.Counter // nil: prompts count as 0 tokens
+	// Family names the family of models whose chat template frames a pool's prompts. nil: it goes by the model's name.
+	Family func(pool, model string) request.Family
 	// Calibration relates counts to the engines' own. nil: counts are taken as they are.
 	Calibration Calibration
 	Tracker     *session.Tracker // nil: sessions have no home
