@@ -22,6 +22,9 @@ const (
 	costDecoding = 0.15
 	// costFull is the barrier of a filling KV cache: at half of it, this many seconds.
 	costFull = 1
+	// costMove is what it takes to draw a session from its home: the home holds the session's last answer too, of which the
+	// index knows nothing, and connections that are steered there cost nothing here.
+	costMove = 0.1
 	// costLate counts each second beyond the request's deadline.
 	costLate = 4
 	// fullest bounds the barrier: beyond it backends differ by the rest of their cost.
@@ -108,6 +111,9 @@ func seconds(q *fleet.Query, c *fleet.Candidate) float64 {
 	}
 	full = min(full, fullest)
 	cost += costFull * full / (1 - full)
+	if q.Home != 0 && q.Home != c.ID {
+		cost += costMove
+	}
 	if late := first - q.Deadline.Seconds(); q.Deadline > 0 && late > 0 {
 		cost += costLate * late
 	}

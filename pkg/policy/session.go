@@ -43,7 +43,13 @@ type session struct {
 
 // Spilled reports whether the reason stands for one request that left its session's home while the home stays: such
 // a request must neither move the session nor pin it.
-func Spilled(why fleet.Reason) bool { return why == ReasonSessionSpill }
+func Spilled(why fleet.Reason) bool {
+	switch why {
+	case ReasonSessionSpill, ReasonCostSpill, ReasonPrefixSpill, ReasonHashSpill:
+		return true
+	}
+	return false
+}
 
 func (s *session) Pick(q *fleet.Query, c []fleet.Candidate) (int, fleet.Reason) {
 	request := requestTokens(q)
