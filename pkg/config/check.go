@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"net/netip"
@@ -195,6 +196,9 @@ func (c *Config) checkPools(p *problems, host Host) {
 		if h := pool.Health.Path; h != "auto" && (!strings.HasPrefix(h, "/") || strings.ContainsAny(h, " #\t\r\n")) {
 			p.add(at+".health.path", "%q is not auto or a path that begins with /", h)
 		}
+		if t := pool.Tokenizer; t.File != "" && t.Encoding != "auto" {
+			p.add(at+".tokenizer.file", "encoding says %s already: one of the two can count", t.Encoding)
+		}
 		if len(pool.Backends) == 0 {
 			p.add(at+".backends", "pool %q has no backend", pool.Name)
 		}
@@ -279,23 +283,35 @@ func (c *Config) AllowedPaths(inference []string) []string {
 }
 
 // Encodings gives the token counter's default encoding and model table: the file's own models, then those of the pools
-// with an explicit encoding. A pool without a model list sets the default.
+// with an explicit encoding or a tokenizer file, whose path then stands for it. A pool without a model list sets the default.
 func (c *Config) Encodings() (def string, models map[string]string) {
 	def, models = c.Tokens.Default, map[string]string{}
 	for _, pool := range c.Pools {
-		if pool.Tokenizer.Encoding == "auto" {
+		enc := cmp.Or(pool.Tokenizer.File, pool.Tokenizer.Encoding)
+		if enc == "auto" {
 			continue
 		}
 		if len(pool.Models) == 0 {
-			def = pool.Tokenizer.Encoding
+			def = enc
 			models["*"] = def // before the counter's built-in names: the file speaks of this pool
 		}
 		for _, m := range pool.Models {
-			models[m] = pool.Tokenizer.Encoding
+			models[m] = enc
 		}
 	}
 	for m, enc := range c.Tokens.Models {
 		models[m] = enc
 	}
 	return def, models
+}
+
+// TokenizerFiles are the tokenizer files of all pools.
+func (c *Config) TokenizerFiles() []string {
+	var files []string
+	for _, pool := range c.Pools {
+		if f := pool.Tokenizer.File; f != "" && !slices.Contains(files, f) {
+			files = append(files, f)
+		}
+	}
+	return files
 }

@@ -79,6 +79,7 @@ type PoolLimits struct {
 type Tokenizer struct {
 	Encoding string `yaml:"encoding" default:"auto" enum:"auto|cl100k_base|o200k_base|o200k_harmony" doc:"Encoding for this pool's models; auto goes by the model's name (see tokens), and scales counts by what the engines report of theirs."`
 	Family   string `yaml:"family" default:"auto" enum:"auto|openai|claude|llama3|qwen|deepseek|gemma|mistral" doc:"Family of this pool's models, whose chat template is counted; auto goes by the model's name."`
+	File     string `yaml:"file" doc:"Path of a Hugging Face tokenizer.json, by which this pool's prompts are counted exactly, instead of by encoding. One that is not byte-level BPE with the split pattern of GPT-4, GPT-4o, Llama 3, Qwen 2 or 3, DeepSeek or gpt-oss is refused at the start."`
 }
 
 // Timeouts of the front end. There is no limit on a whole answer: a stream may last for hours.
@@ -145,6 +146,7 @@ type Steering struct {
 	Pin          string         `yaml:"pin" default:"client" enum:"client|endpoint|connect" doc:"What the kernel takes for a session. client: an address, as long as all its sessions live on one backend. endpoint and connect are not in this release."`
 	Handoff      string         `yaml:"handoff" default:"close" enum:"close|keep" doc:"close: an answer that pins its session asks the client to reconnect, and the next request is steered. keep: wait until the client opens a new connection by itself."`
 	Lease        Lease          `yaml:"lease" doc:"How long a pin holds."`
+	DrainLimit   time.Duration  `yaml:"drain_limit" default:"0s" range:"0s..168h" doc:"After this long in drain or maint, or after it was removed, a backend's open steered connections are ended with a RST; 0 = they run to their end."`
 	Attach       string         `yaml:"attach" default:"auto" enum:"auto|xdp|xdp-generic|tcx" doc:"How the program is attached. auto: native XDP on network cards, tcx (Linux 6.6) on virtual devices, and where one of the two cannot be had the other. shunt status says which is live."`
 	Require      bool           `yaml:"require" default:"false" doc:"true: refuse to start when the kernel path cannot be had. false: serve without it and say so in the log and in shunt status."`
 	Ingress      []netip.Prefix `yaml:"ingress" doc:"Addresses of other shunts that steer connections here. What comes from them is served on this host's own backends and never steered again."`

@@ -142,8 +142,11 @@ func TestFull(t *testing.T) {
 		t.Errorf("ingress: %v", c.Steering.Ingress)
 	}
 	def, models := c.Encodings()
-	if def != "o200k_base" || models["llama-3.1-8b"] != "cl100k_base" || models["gpt-4"] != "cl100k_base" || models["llama*"] != "o200k_base" {
+	if def != "cl100k_base" || models["llama-3.1-8b"] != "/models/tokenizer.json" || models["*"] != "cl100k_base" || models["gpt-4"] != "cl100k_base" || models["llama*"] != "o200k_base" {
 		t.Errorf("encodings: %s %v", def, models)
+	}
+	if files := c.TokenizerFiles(); !slices.Equal(files, []string{"/models/tokenizer.json"}) {
+		t.Errorf("tokenizer files: %v", files)
 	}
 }
 
