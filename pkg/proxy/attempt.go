@@ -147,6 +147,7 @@ func (ex *exchange) retries() int {
 func (ex *exchange) report(o Outcome) {
 	ex.stats.attempt(o)
 	if ex.s.o.Report != nil && ex.ticket != nil {
+		defer ex.s.recovered("reporting an attempt")
 		ex.s.o.Report(ex.ticket.Backend(), o)
 	}
 }

@@ -131,16 +131,24 @@ func (ex *exchange) finish() {
 		return
 	}
 	ex.released = true
+	s := ex.s
+	defer s.recovered("ending a request")
 	if ex.ticket != nil {
 		ex.ticket.Release()
 	}
-	s := ex.s
 	s.metrics.inflight.Dec()
 	ex.client.end() // from here on nobody else knows the exchange
 	ex.dropConn()
 	s.bodyMemory.Add(-ex.charged)
 	ex.account()
 	ex.recycle()
+}
+
+// recovered is deferred where a panic would end the process: fasthttp's goroutines have no recover of their own.
+func (s *Server) recovered(doing string) {
+	if r := recover(); r != nil {
+		s.logger.Error("panic while "+doing, "panic", r, "stack", string(debug.Stack()))
+	}
 }
 
 // recycle clears the exchange for its next use. It keeps buffers and nothing else.
@@ -393,10 +401,7 @@ func (s *Server) expect(ctx *fasthttp.RequestCtx) int {
 		return fasthttp.StatusInternalServerError
 	}
 	ex := s.begin(c)
-	e := ex.readHead(ctx)
-	if e == nil {
-		e = ex.admit()
-	}
+	e := ex.judge(ctx)
 	if e == nil {
 		// The exchange is begun again when the body is there.
 		ex.released = true
@@ -409,6 +414,16 @@ func (s *Server) expect(ctx *fasthttp.RequestCtx) int {
 	ex.refuse(ctx, e)
 	ex.finish()
 	return e.status
+}
+
+// judge decides by the head alone, where no handler recovers.
+func (ex *exchange) judge(ctx *fasthttp.RequestCtx) (e *apiError) {
+	e = errInternal
+	defer ex.s.recovered("reading a request's head")
+	if bad := ex.readHead(ctx); bad != nil {
+		return bad
+	}
+	return ex.admit()
 }
 
 // refuse answers before the body was read.
@@ -458,6 +473,7 @@ func (s *Server) handleError(ctx *fasthttp.RequestCtx, err error) {
 	c.lingers = true
 	ex := s.begin(c)
 	defer ex.finish()
+	defer s.recovered("refusing a request")
 	ex.setID()
 	ex.reject(ctx, requestError(err))
 }

@@ -309,10 +309,11 @@ func (ex *exchange) broke(o Outcome, why string) {
 
 // Close ends the exchange. fasthttp calls it when the answer was written, or could not be.
 func (ex *exchange) Close() error {
+	defer ex.finish()
+	defer ex.s.recovered("closing an answer")
 	if ex.conn != nil { // the body was not read to its end
 		ex.broke(OutcomeClientGone, "write to the client")
 	}
-	ex.finish()
 	return nil
 }
 
