@@ -61,7 +61,7 @@ type Lease struct {
 	FlowsSlack      uint32        // both 0 = no bound
 }
 
-// Settings are what Reconfigure can change.
+// Settings are what the kernel steers by.
 type Settings struct {
 	VIPs     []VIP
 	NATPorts netdev.PortRange // source ports towards backends

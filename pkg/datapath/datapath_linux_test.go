@@ -132,11 +132,11 @@ func TestNotSteered(t *testing.T) {
 		{"expired", "pass_lease_expired",
 			func() { p := pin; p.Expires = 1; must(t, pins.Put(key, p)) }, nil},
 		{"idle for too long", "pass_lease_idle",
-			func() { must(t, d.Reconfigure(withLease(w, Lease{Idle: 1}))) },
-			func() { must(t, d.Reconfigure(withLease(w, Lease{}))) }},
+			func() { d.writeConfig(Lease{Idle: 1}) },
+			func() { d.writeConfig(Lease{}) }},
 		{"sampled", "pass_sampled",
-			func() { must(t, d.Reconfigure(withLease(w, Lease{Sample: 1}))) },
-			func() { must(t, d.Reconfigure(withLease(w, Lease{}))) }},
+			func() { d.writeConfig(Lease{Sample: 1}) },
+			func() { d.writeConfig(Lease{}) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			must(t, pins.Put(key, pin))
@@ -154,12 +154,6 @@ func TestNotSteered(t *testing.T) {
 			w.steerable(d)
 		})
 	}
-}
-
-func withLease(w *world, l Lease) Settings {
-	s := w.options().Settings
-	s.Lease = l
-	return s
 }
 
 // A daemon that ends and the ones after it take nothing from a connection, and keep pins, ids and the program's place.
@@ -246,6 +240,7 @@ func TestOptionsRefused(t *testing.T) {
 		{"interfaces", "no interface", func(o *Options) { o.Interfaces = nil }},
 		{"no vip", "0 given", func(o *Options) { o.VIPs = nil }},
 		{"vip twice", "twice", func(o *Options) { o.NATPorts.Last = 24999; o.VIPs = append(o.VIPs, o.VIPs[0]) }},
+		{"no port", "needs an address and a port", func(o *Options) { o.VIPs = []VIP{{Addr: netip.MustParseAddrPort("10.77.0.1:0")}} }},
 		{"any address", "needs an address", func(o *Options) { o.VIPs = []VIP{{Addr: netip.MustParseAddrPort("0.0.0.0:80")}} }},
 		{"family", "another family", func(o *Options) { o.VIPs[0].SNAT = w.Balancer.V6 }},
 		{"nat ports", "no range", func(o *Options) { o.NATPorts.Last = 1 }},

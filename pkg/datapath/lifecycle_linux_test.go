@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -378,29 +377,32 @@ func TestBackendLeaves(t *testing.T) {
 	}
 }
 
-func TestReconfigureVIPs(t *testing.T) {
+// The next daemon may have other VIPs: pins of one that stays are kept, those of one that is gone go for good.
+func TestOtherVIPsAfterRestart(t *testing.T) {
 	w := newWorld(t, 1, 1)
-	d, _ := w.start(w.options(), false)
+	d, stop := w.start(w.options(), false)
 	pin := session.Pin{Backend: 1, Generation: 7, Sessions: 1}
 	for _, v6 := range []bool{false, true} {
 		must(t, d.PinTable().Put(w.pinKey(0, v6), pin))
 	}
-	s := w.options().Settings
-	s.VIPs = s.VIPs[:1]
-	must(t, d.Reconfigure(s))
+	stop()
+	o := w.options()
+	o.VIPs = o.VIPs[:1]
+	d, stop = w.start(o, false)
 	if _, live := d.PinTable().Get(w.pinKey(0, false)); !live {
 		t.Error("the pin of the VIP that stays is gone")
 	}
+	w.expect(w.client(0, false), false, "e1")
 	if err := d.PinTable().Put(w.pinKey(0, true), pin); !errors.Is(err, ErrUnknownVIP) {
 		t.Errorf("pin on a VIP that is gone: %v", err)
 	}
-	must(t, d.Reconfigure(w.options().Settings))
+	stop()
+	d, _ = w.start(w.options(), false)
 	if _, live := d.PinTable().Get(w.pinKey(0, true)); live {
 		t.Error("a pin came back with its VIP")
 	}
-	w.expect(w.client(0, false), false, "e1")
-	s.VIPs = []VIP{{Addr: netip.AddrPortFrom(w.Balancer.V4, 0)}}
-	if err := d.Reconfigure(s); err == nil {
-		t.Error("took a VIP without a port")
+	if _, live := d.PinTable().Get(w.pinKey(0, false)); !live {
+		t.Error("the pin of the VIP that stayed is gone")
 	}
+	w.expect(w.client(0, false), false, "e1")
 }

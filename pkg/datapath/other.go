@@ -7,7 +7,6 @@ package datapath
 import (
 	"context"
 	"fmt"
-	"net/netip"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -47,14 +46,8 @@ func (*Datapath) Attach() error { return errOS }
 // SetBackends returns ErrUnavailable.
 func (*Datapath) SetBackends([]BackendRecord) error { return errOS }
 
-// Reconfigure returns ErrUnavailable.
-func (*Datapath) Reconfigure(Settings) error { return errOS }
-
 // PinTable returns nil.
 func (*Datapath) PinTable() session.PinTable { return nil }
-
-// Unpin returns ErrUnavailable.
-func (*Datapath) Unpin(netip.Addr) (int, error) { return 0, errOS }
 
 // Run returns ErrUnavailable.
 func (*Datapath) Run(context.Context) error { return errOS }

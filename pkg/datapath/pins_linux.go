@@ -226,21 +226,6 @@ func (t *pinTable) removeAll(match func(steerSessionKey) bool) error {
 	return errors.Join(errs...)
 }
 
-// Unpin removes all pins of a client's address, those of the operator too, and returns how many there were.
-func (d *Datapath) Unpin(client netip.Addr) (int, error) {
-	addr, n := toBytes(client), 0
-	d.pins.mu.Lock()
-	defer d.pins.mu.Unlock()
-	err := d.pins.removeAll(func(k steerSessionKey) bool {
-		if k.Client == addr {
-			n++
-			return true
-		}
-		return false
-	})
-	return n, err
-}
-
 // tidy removes pins that can never be obeyed again and use records that nothing needs. A pin that is used up or idle
 // goes as well: the L7 writes a new one with the session's next answer.
 func (t *pinTable) tidy(generation func(fleet.ID) (uint32, bool)) error {

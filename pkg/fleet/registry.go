@@ -86,16 +86,6 @@ func (f *Fleet) Backends() []*Backend { return f.view.Load().backends }
 // Backend returns the backend with this name, or nil.
 func (f *Fleet) Backend(name string) *Backend { return f.view.Load().named[name] }
 
-// ByID returns the backend that holds the slot, or nil.
-func (f *Fleet) ByID(id ID) *Backend {
-	for _, b := range f.view.Load().backends {
-		if b.id == id {
-			return b
-		}
-	}
-	return nil
-}
-
 // PoolFor returns the pool that serves the model: the one that lists it, else the only pool without a list, else nil.
 func (f *Fleet) PoolFor(model string) *Pool {
 	v := f.view.Load()

@@ -90,8 +90,8 @@ func TestPinsAreOffered(t *testing.T) {
 	if !a.Close || len(list) != 1 || !list[0].Live || list[0].VIP.String() != f.addr {
 		t.Fatalf("close %v, pins %+v", a.Close, list)
 	}
-	if b := fl.ByID(list[0].Pin.Backend); b == nil || b.Name() != a.Header.Get(headerBackend) || list[0].Pin.Generation != b.Generation() {
-		t.Errorf("pinned to %v, served by %s", b, a.Header.Get(headerBackend))
+	if b := fl.Backend(a.Header.Get(headerBackend)); b == nil || list[0].Pin.Backend != b.ID() || list[0].Pin.Generation != b.Generation() {
+		t.Errorf("pinned to %+v, served by %s", list[0].Pin, a.Header.Get(headerBackend))
 	}
 }
 

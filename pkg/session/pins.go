@@ -68,7 +68,7 @@ type PinsOptions struct {
 // one after the other, so two answers with two homes leave it mixed in whichever order they arrive.
 type Pins struct {
 	o       PinsOptions
-	lease   atomic.Pointer[leaseSettings]
+	lease   leaseSettings
 	start   time.Time
 	seed    maphash.Seed
 	max     int // per stripe
@@ -118,22 +118,16 @@ func NewPins(o PinsOptions) *Pins {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	p := &Pins{o: o, start: o.Now(), seed: maphash.MakeSeed(), max: (o.MaxAddresses + pinStripes - 1) / pinStripes}
+	if o.Lease.Idle <= 0 {
+		o.Lease.Idle = DefaultLeaseIdle
+	}
+	p := &Pins{o: o, lease: leaseSettings{o.Lease, o.Handoff}, start: o.Now(), seed: maphash.MakeSeed(), max: (o.MaxAddresses + pinStripes - 1) / pinStripes}
 	for i := range p.stripes {
 		s := &p.stripes[i]
 		s.addrs = map[PinKey]*address{}
 		s.lru.prev, s.lru.next = &s.lru, &s.lru
 	}
-	p.Update(o.Lease, o.Handoff)
 	return p
-}
-
-// Update changes the lease of pins written from now on, and whether clients are asked to reconnect.
-func (p *Pins) Update(l Lease, handoff bool) {
-	if l.Idle <= 0 {
-		l.Idle = DefaultLeaseIdle
-	}
-	p.lease.Store(&leaseSettings{l, handoff})
 }
 
 // Seen tells that a request of the session, from client to local, goes to b. It is called when the backend is picked:
@@ -228,7 +222,7 @@ func (p *Pins) Unpin(client netip.Addr, vips ...netip.AddrPort) error {
 // List returns what is known of each address, in the order of addresses.
 func (p *Pins) List() []PinInfo {
 	var list []PinInfo
-	now, idle := p.now(), p.lease.Load().Idle
+	now, idle := p.now(), p.lease.Idle
 	for i := range p.stripes {
 		s := &p.stripes[i]
 		s.mu.Lock()
@@ -287,7 +281,7 @@ func (p *Pins) offer(r served) bool {
 	if r.backend == nil || !p.ours(key) {
 		return false
 	}
-	set := p.lease.Load()
+	set := &p.lease
 	s := p.stripe(key.Client)
 	s.mu.Lock()
 	defer s.mu.Unlock()

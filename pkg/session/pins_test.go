@@ -149,12 +149,14 @@ func TestPinsHandoffOff(t *testing.T) {
 	r := newRig(t, func(o *session.PinsOptions) { o.Handoff = false })
 	check(t, "handoff", r.offer(1, 0), false)
 	r.pinned(0)
-	r.pins.Update(session.Lease{Idle: time.Minute, Connections: 3}, true)
-	check(t, "handoff once it is on", r.offer(1, 0), true)
-	r.clock.add(2 * time.Minute)
-	r.offer(1, 0)
+	check(t, "handoff, once pinned", r.offer(1, 0), false)
+}
+
+func TestPinsLease(t *testing.T) {
+	r := newRig(t, func(o *session.PinsOptions) { o.Lease = session.Lease{Idle: time.Minute, Connections: 3} })
+	check(t, "handoff", r.offer(1, 0), true)
 	if p, _ := r.table.Get(key); p.Connections != 3 || p.Expires != 0 {
-		t.Errorf("the new lease is not used: %+v", p)
+		t.Errorf("the lease is not used: %+v", p)
 	}
 }
 
