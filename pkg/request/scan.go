@@ -406,19 +406,28 @@ func skipString(b []byte, i int) (int, error) {
 			return i, syntaxError(i)
 		}
 		i++
-		switch b[i] {
-		case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
-		case 'u':
+		switch escapes[b[i]] {
+		case 1:
+			i++
+		case 5:
 			if !isHex4(b[i+1:]) {
 				return i, syntaxError(i)
 			}
-			i += 4
+			i += 5
 		default:
 			return i, syntaxError(i)
 		}
-		i++
 	}
 }
+
+// escapes tells how many bytes an escape has behind the backslash, by the first of them.
+var escapes = func() (t [256]uint8) {
+	for _, c := range `"\/bfnrt` {
+		t[c] = 1
+	}
+	t['u'] = 5
+	return t
+}()
 
 func isHex4(b []byte) bool {
 	if len(b) < 4 {
