@@ -72,6 +72,10 @@ func (ex *exchange) account() {
 		if ex.s.o.Calibration != nil && ex.exact && fig.wholePrompt() > 0 {
 			ex.s.o.Calibration.Observe(ex.pool.Name(), ex.label, ex.counted, fig.usage())
 		}
+		// An engine that reports no cached tokens at all says nothing of its cache.
+		if ex.s.o.Index != nil && ex.ticket != nil && fig.cached > 0 {
+			ex.s.o.Index.Correct(ex.ticket.Backend().ID(), int(ex.ticket.Cached()), int(fig.cached))
+		}
 		if ex.s.o.Tracker != nil && ex.key != 0 {
 			ex.s.o.Tracker.Observe(ex.key, prompt, output)
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/pkg/fleet"
+	"github.com/shunt-lb/shunt/pkg/prefix"
 	"github.com/shunt-lb/shunt/pkg/request"
 	"github.com/shunt-lb/shunt/pkg/session"
 	"github.com/valyala/fasthttp"
@@ -54,6 +55,7 @@ type exchange struct {
 	pool     *fleet.Pool
 	stats    *poolMetrics
 	query    fleet.Query
+	hasher   prefix.Hasher
 	tried    [8]fleet.ID
 	ticket   *fleet.Ticket
 	up       *upstream
@@ -159,6 +161,9 @@ func (ex *exchange) recycle() {
 	}
 	if cap(ex.out) > keepBody {
 		ex.out = nil
+	}
+	if b, _ := ex.hasher.Blocks(); cap(b) > keepBody/8 {
+		ex.hasher = prefix.Hasher{}
 	}
 	clear(ex.fields)
 	clear(ex.named)

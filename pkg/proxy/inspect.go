@@ -8,6 +8,7 @@ import (
 
 	"github.com/shunt-lb/shunt/pkg/fleet"
 	"github.com/shunt-lb/shunt/pkg/policy"
+	"github.com/shunt-lb/shunt/pkg/prefix"
 	"github.com/shunt-lb/shunt/pkg/request"
 )
 
@@ -50,12 +51,24 @@ func (ex *exchange) inspect() *apiError {
 	if ex.s.o.Counter != nil {
 		ex.count(facts)
 	}
+	if ex.needs(policy.PrefixIndex) && ex.api != request.Embeddings {
+		ex.blocks(p)
+	}
+	ex.query.Streams = facts.Stream
 	if ex.set.Identifier != nil && (ex.needs(policy.Session) || ex.s.o.Pins != nil) {
 		key, source := ex.set.Identifier.Key(ex.header, facts)
 		ex.key, ex.source = key, source.String()
 	}
 	ex.plan()
 	return nil
+}
+
+// blocks finds the hashes of the prompt's blocks, by which the index knows who holds its beginning.
+func (ex *exchange) blocks(p *request.Parser) {
+	p.Prefix(&ex.hasher)
+	blocks, bytes := ex.hasher.Blocks()
+	ex.query.Blocks = blocks
+	ex.query.BlockTokens = float64(ex.prompt) * prefix.BlockBytes / float64(max(bytes, prefix.BlockBytes))
 }
 
 // count counts the prompt, in the counter's vocabulary and in the engines' own.

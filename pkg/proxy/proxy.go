@@ -34,6 +34,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/shunt-lb/shunt/pkg/fleet"
 	"github.com/shunt-lb/shunt/pkg/policy"
+	"github.com/shunt-lb/shunt/pkg/prefix"
 	"github.com/shunt-lb/shunt/pkg/request"
 	"github.com/shunt-lb/shunt/pkg/session"
 	"github.com/shunt-lb/shunt/pkg/tokens"
@@ -84,6 +85,7 @@ type Options struct {
 	// Calibration relates counts to the engines' own. nil: counts are taken as they are.
 	Calibration Calibration
 	Tracker     *session.Tracker // nil: sessions have no home
+	Index       *prefix.Index    // the fleet's, told what engines report of their caches; nil: nobody is told
 	Pins        *session.Pins    // nil: no steering
 	// Needs says what a pool's policy must know of a request; nil: everything.
 	Needs func(pool string) policy.Needs
