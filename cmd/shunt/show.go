@@ -128,10 +128,10 @@ func writeStatus(w io.Writer, s admin.Status) {
 
 func writeBackends(w io.Writer, list []admin.BackendStatus) {
 	t := newTable(w)
-	t.row("NAME", "POOL", "HEALTH", "ADMIN", "TOKENS", "KERNEL", "LIMIT", "REQUESTS", "FLOWS", "ID", "URL", "STEER", "DETAIL")
+	t.row("NAME", "POOL", "HEALTH", "ADMIN", "TOKENS", "KERNEL", "LIMIT", "REQUESTS", "FLOWS", "ID", "URL", "STEER", "SIGNAL", "DETAIL")
 	for _, b := range list {
 		t.row(b.Name, b.Pool, b.Health, b.Admin, num(b.L7Tokens), num(b.KernelTokens), num(b.Limit), num(b.Requests),
-			num(b.SteeredFlows), num(b.ID), b.URL, dash(b.Steer), dash(first(b.Detail, b.NotSteerable)))
+			num(b.SteeredFlows), num(b.ID), b.URL, dash(b.Steer), dash(b.Signal), dash(first(b.Detail, b.NotSteerable)))
 	}
 	t.flush()
 }

@@ -68,6 +68,7 @@ type BackendStatus struct {
 	Health       string  `json:"health"`                  // unknown, up, down
 	Detail       string  `json:"detail,omitempty"`        // what the last check found
 	Admin        string  `json:"admin"`                   // ready, drain, maint
+	Signal       string  `json:"signal,omitempty"`        // by what its load is known, and how old that is
 	Steerable    bool    `json:"steerable"`               // new connections may be steered to it
 	NotSteerable string  `json:"not_steerable,omitempty"` // why not
 	L7Tokens     int64   `json:"l7_tokens"`               // in flight at the front end

@@ -71,6 +71,7 @@ type app struct {
 	families    atomic.Pointer[map[string]request.Family]
 
 	registry   *prometheus.Registry
+	routing    *routing
 	fleet      *fleet.Fleet
 	checker    *health.Checker
 	tracker    *session.Tracker
@@ -143,7 +144,8 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 		return nil, err
 	}
 
-	f := fleet.Options{}
+	a.routing = newRouting(a)
+	f := fleet.Options{Index: a.routing.index}
 	if a.kernel != nil {
 		f.Table, f.Known = a.kernel.dp.Table(), a.kernel.dp.Known()
 	}
@@ -160,7 +162,8 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 		pins = a.kernel.pins
 		a.registry.MustRegister(a.kernel.dp.Collector())
 	}
-	a.registry.MustRegister(&collector{a}, &tokensCollector{a})
+	a.routing.watch()
+	a.registry.MustRegister(&collector{a}, &tokensCollector{a}, a.routing)
 	a.checker = health.New(health.Options{Backends: a.fleet.Backends,
 		Settings: func(b *fleet.Backend) health.Settings { return (*a.checks.Load())(b) }, OnChange: a.healthChanged})
 
@@ -176,6 +179,7 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 		Calibration: a.calibration,
 		Family:      a.family,
 		Tracker:     a.tracker,
+		Index:       a.routing.index,
 		Pins:        pins,
 		Needs:       func(pool string) policy.Needs { return (*a.needs.Load())[pool] },
 		Metrics:     a.registry,
@@ -249,6 +253,9 @@ func adminToken(file string) (string, error) {
 
 func (a *app) healthChanged(b *fleet.Backend, from, to fleet.Health, detail string) {
 	a.log.Info("backend changed", "backend", b.Name(), "pool", b.Pool(), "from", from.String(), "to", to.String(), "detail", detail)
+	if to == fleet.HealthDown {
+		a.routing.forget(b)
+	}
 	if a.kernel != nil {
 		a.kernel.poke()
 	}

@@ -95,6 +95,7 @@ func (a *app) backends() []admin.BackendStatus {
 		if b.Steer().IsValid() {
 			s.Steer = b.Steer().String()
 		}
+		s.Signal = a.routing.signal(b)
 		s.NotSteerable = a.notSteerable(b, problems[b.ID()])
 		s.Steerable = s.NotSteerable == ""
 		list = append(list, s)
