@@ -109,10 +109,18 @@ func (e *Encoding) valid(a, b uint32, work *int) bool {
 // longest returns the longest token that text begins with.
 func (e *Encoding) longest(text string, work *int) uint32 {
 	cells := e.trie
-	last := uint32(0)
-	s := uint32(0)
+	last, s := uint32(0), uint32(0)
 	c := cells[0]
 	i := 0
+	if len(text) >= 8 && load64(text, 0) == uint64(text[0])*ones {
+		if r := &e.runs[text[0]]; len(r.cells) > 8 {
+			i = runLength(text, len(r.cells))
+			last, s = r.tokens[i-1], r.cells[i-1]
+			c = cells[s]
+			*work += 1 + i/8
+		}
+	}
+	start := i
 	for ; i < len(text); i++ {
 		next := cellBase(c) + uint32(text[i])
 		c = cells[next]
@@ -124,7 +132,7 @@ func (e *Encoding) longest(text string, work *int) uint32 {
 			last = t
 		}
 	}
-	*work += i
+	*work += i - start
 	return last - 1
 }
 
@@ -137,24 +145,33 @@ func (e *Encoding) merged(st *state, piece string) int {
 	last := uint32(none)
 	next := e.longest(piece, &st.work)
 	for {
-		end := pos + int(e.length[next])
-		if dead[end>>6]>>(end&63)&1 == 0 && (last == none || e.valid(last, next, &st.work)) {
+		ok := false
+		if last != none && e.sameRun(last, next) {
+			next = e.nextRun(last, next, pos, dead, &st.work)
+			ok = next != none
+		} else {
+			for ; next != none; next = e.shorter[next] {
+				end := pos + e.size(next)
+				if dead[end>>6]>>(end&63)&1 == 0 && (last == none || e.valid(last, next, &st.work)) {
+					ok = true
+					break
+				}
+			}
+		}
+		if ok {
 			toks[depth] = next
 			depth++
-			if end == n {
+			pos += e.size(next)
+			if pos == n {
 				return depth
 			}
-			pos, last = end, next
-			next = e.longest(piece[pos:], &st.work)
-			continue
-		}
-		if next = e.shorter[next]; next != none {
+			last, next = next, e.longest(piece[pos:], &st.work)
 			continue
 		}
 		dead[pos>>6] |= 1 << (pos & 63)
 		depth--
 		next = toks[depth]
-		pos -= int(e.length[next])
+		pos -= e.size(next)
 		last = none
 		if depth > 0 {
 			last = toks[depth-1]

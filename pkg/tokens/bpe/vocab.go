@@ -18,9 +18,11 @@ type Encoding struct {
 	nfc     bool // normalize first
 
 	trie    trie
+	runs    [256]byteRun
 	pairs   pairTable
 	split   []halves // by token
-	length  []uint16 // of a token's text
+	length  []uint16 // by token: size and group
+	groups  []runGroup
 	shorter []uint32 // the longest token that a token's text begins with, but itself
 	whole   map[string]struct{}
 	seams   seams
@@ -166,7 +168,7 @@ func (b *builder) merge(text string, left, right uint32) uint32 {
 	}
 	id := uint32(len(e.split))
 	e.split = append(e.split, halves{left, right})
-	e.length = append(e.length, uint16(min(len(text), 1<<16-1)))
+	e.length = append(e.length, uint16(min(len(text), maxSize)))
 	e.pairs.add(left, right, id)
 	return id
 }
@@ -187,7 +189,7 @@ func (b *builder) finish(tokens []string, ids []uint32) (*Encoding, error) {
 		if len(t) == 1 {
 			singles++
 		}
-		if len(t) >= 1<<16 {
+		if len(t) > maxSize {
 			return nil, fmt.Errorf("%w: a token of %d bytes", ErrVocabulary, len(t))
 		}
 	}
@@ -198,6 +200,8 @@ func (b *builder) finish(tokens []string, ids []uint32) (*Encoding, error) {
 	if e.trie, err = newTrie(tokens, ids); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrVocabulary, err)
 	}
+	e.runs = newByteRuns(e.trie)
+	e.newRunGroups()
 	e.shorter = make([]uint32, len(e.split))
 	var stack []int
 	for i, t := range tokens {
