@@ -30,6 +30,7 @@ func (a *app) dynamic(cfg *config.Config) proxy.Dynamic {
 		Timeouts: proxy.Timeouts{Connect: cfg.Timeouts.Connect, FirstByte: cfg.Timeouts.FirstByte, Idle: cfg.Timeouts.Idle,
 			Header: cfg.Timeouts.HeaderRead, KeepAlive: cfg.Timeouts.ClientIdle},
 		Retries: cfg.Retries.Max, RetryBudget: cfg.Retries.Budget,
+		StripAuthorization: cfg.StripCredentials(),
 	}
 }
 

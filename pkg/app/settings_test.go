@@ -63,6 +63,8 @@ func change(t *testing.T, path string, v reflect.Value) {
 		switch *x += "x"; path {
 		case "pools[].policy":
 			*x = "round_robin"
+		case "credentials":
+			*x = "pass"
 		case "pools[].tokenizer.family":
 			*x = "qwen"
 		}

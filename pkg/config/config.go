@@ -30,7 +30,10 @@ type Config struct {
 	Tokens    Tokens         `yaml:"tokens" doc:"How prompts are counted."`
 	AccessLog string         `yaml:"access_log" default:"stderr" doc:"One JSON line a request: stderr, stdout, off or the path of a file (appended to). Never prompt text, keys or session values."`
 	Log       Log            `yaml:"log" doc:"The daemon's own log, on stderr."`
-	Steering  Steering       `yaml:"steering" doc:"The kernel path: follow-up connections of a session go to its backend without user space."`
+
+	Credentials string `yaml:"credentials" default:"auto" enum:"auto|strip|pass" doc:"What becomes of the client's Authorization, x-api-key and api-key headers. strip: they end at the front end. pass: backends get them, for engines that check keys themselves. auto: strip, unless connections are steered with target engine: the kernel passes them there in any case, so the front end does too."`
+
+	Steering Steering `yaml:"steering" doc:"The kernel path: follow-up connections of a session go to its backend without user space."`
 
 	src source
 }
@@ -124,6 +127,12 @@ type Log struct {
 	Level  string `yaml:"level" default:"info" enum:"debug|info|warn|error" doc:"Least level that is written."`
 	Format string `yaml:"format" default:"auto" enum:"auto|text|json" doc:"auto: text on a terminal, JSON otherwise."`
 }
+
+// Words of Config.Credentials.
+const (
+	CredentialsAuto  = "auto"
+	CredentialsStrip = "strip"
+)
 
 // Words of Steering.
 const (

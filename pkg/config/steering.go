@@ -199,6 +199,9 @@ func (c *Config) checkEngine(p *problems) {
 	if c.src.wrote("paths") && !slices.Contains(c.Paths, defaultPaths) {
 		p.add("paths", "only the front end enforces it, and with target engine every path of the engine is open: remove it or use target peer")
 	}
+	if c.Credentials == CredentialsStrip {
+		p.add("credentials", "only the front end strips them, and connections with target engine do not pass there: write pass or auto, or use target peer")
+	}
 	for i, pool := range c.Pools {
 		if len(pool.Models) > 0 {
 			p.warn(poolPath(i)+".models", "only the front end looks at the model: on connections with target engine a client may name any")
@@ -261,6 +264,14 @@ func (c *Config) checkPeers(p *problems, host Host) {
 	if !steered {
 		p.warn("steering.target", "peer, but no backend has a steer address: no connection is steered")
 	}
+}
+
+// StripCredentials reports whether the front end keeps the client's credentials from backends.
+func (c *Config) StripCredentials() bool {
+	if c.Credentials == CredentialsAuto {
+		return c.Steering.Mode == ModeOff || c.Steering.Target != TargetEngine
+	}
+	return c.Credentials == CredentialsStrip
 }
 
 // isOwn says whether the address is one of this shunt's listener.

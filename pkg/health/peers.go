@@ -14,16 +14,10 @@ import (
 	"time"
 
 	"github.com/shunt-lb/shunt/pkg/fleet"
+	"github.com/shunt-lb/shunt/pkg/session"
 )
 
-const (
-	// PeerPath is where a shunt says that it is one, on its front listener.
-	PeerPath = "/.well-known/shunt"
-	// IngressHeader marks a probe by a shunt that steers to the one it asks.
-	IngressHeader = "Shunt-Ingress"
-)
-
-// PeerInfo is the answer at PeerPath.
+// PeerInfo is the answer at session.PeerPath.
 type PeerInfo struct {
 	Product string `json:"product"` // "shunt"
 	ABI     int    `json:"abi"`     // layout of the kernel maps
@@ -166,11 +160,11 @@ func (p *Peers) probe(ctx context.Context, target netip.AddrPort) error {
 		}
 	}
 	tr := &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+target.String()+PeerPath, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+target.String()+session.PeerPath, nil)
 	if err != nil {
 		return fmt.Errorf("probe peer: %w", err)
 	}
-	req.Header.Set(IngressHeader, "1")
+	req.Header.Set(session.IngressHeader, "1")
 	resp, err := tr.RoundTrip(req)
 	if err != nil {
 		return fmt.Errorf("probe peer: %w", err)

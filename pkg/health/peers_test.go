@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/shunt-lb/shunt/pkg/fleet"
+	"github.com/shunt-lb/shunt/pkg/session"
 )
 
 type firstChooser struct{}
@@ -23,7 +24,7 @@ func TestPeers(t *testing.T) {
 	var probes, marked atomic.Int64
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		probes.Add(1)
-		if r.URL.Path == PeerPath && r.Header.Get(IngressHeader) == "1" {
+		if r.URL.Path == session.PeerPath && r.Header.Get(session.IngressHeader) == "1" {
 			marked.Add(1)
 		}
 		body := answer.Load().(string)

@@ -2,7 +2,11 @@
 
 package proxy
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/shunt-lb/shunt/pkg/session"
+)
 
 // field is one header field as it came. Both slices point into the block that it was parsed from.
 type field struct{ name, value []byte }
@@ -263,8 +267,8 @@ func ours(name []byte) bool {
 		return is(name, "forwarded") || is(name, "x-real-ip")
 	case 12:
 		return is(name, "x-request-id")
-	case 13:
-		return is(name, "shunt-ingress")
+	case len(session.IngressHeader):
+		return is(name, session.IngressHeader)
 	case 15:
 		return is(name, "x-forwarded-for") || is(name, "x-shunt-backend")
 	case 16:

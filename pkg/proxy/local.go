@@ -5,18 +5,16 @@ package proxy
 import (
 	"bytes"
 
+	"github.com/shunt-lb/shunt/pkg/session"
 	"github.com/valyala/fasthttp"
 )
-
-// peerPath is where other shunts ask whether this is one.
-const peerPath = "/.well-known/shunt"
 
 // local answers the paths that the front end serves itself. It reports whether the request was one.
 func (s *Server) local(ctx *fasthttp.RequestCtx, ex *exchange) bool {
 	get := string(ex.method) == "GET" || ex.isHead
 	switch {
-	case string(ex.path) == peerPath && s.o.PeerInfo != nil && get:
-		if s.o.OnProbe != nil && string(lookup(ex.fields, "shunt-ingress")) == "1" {
+	case string(ex.path) == session.PeerPath && s.o.PeerInfo != nil && get:
+		if s.o.OnProbe != nil && string(lookup(ex.fields, session.IngressHeader)) == "1" {
 			s.o.OnProbe(ex.client.remote.Addr())
 		}
 		ex.probe = true

@@ -8,6 +8,12 @@ import (
 	"time"
 )
 
+// How one shunt asks whether another is one.
+const (
+	PeerPath      = "/.well-known/shunt" // on the front listener of the one that is asked
+	IngressHeader = "shunt-ingress"      // "1": the one that asks means to steer to it
+)
+
 const (
 	// ingressTTL outlives every lease: the kernel of a host whose daemon has died goes on steering what is pinned.
 	ingressTTL = 8 * 24 * time.Hour
