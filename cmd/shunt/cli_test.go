@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -296,6 +297,52 @@ func TestCheck(t *testing.T) {
 	}
 	if again := shunt(t, got.out, "check", "--effective", "-"); again.out != got.out {
 		t.Errorf("effective configuration read again:\n%s\nwas:\n%s", again.out, got.out)
+	}
+}
+
+// tokenizerFile writes a tokenizer of 256 bytes and two merges, "he" and "hel".
+func tokenizerFile(t *testing.T) string {
+	t.Helper()
+	vocab, next := map[string]int{}, rune(0x100)
+	for b := range 256 {
+		r := rune(b)
+		if b < '!' || b > '~' && b < 0xa1 || b == 0xad {
+			r, next = next, next+1
+		}
+		vocab[string(r)] = b
+	}
+	vocab["he"], vocab["hel"] = 256, 257
+	text, err := json.Marshal(map[string]any{
+		"pre_tokenizer": map[string]any{"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+		"model":         map[string]any{"type": "BPE", "vocab": vocab, "merges": []string{"h e", "he l"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "tokenizer.json")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func TestCountWithATokenizerFile(t *testing.T) {
+	file := tokenizerFile(t)
+	for _, test := range []struct {
+		stdin, args string
+		want        outcome
+	}{
+		{"hello", "count --tokenizer " + file, outcome{0, "3\n", ""}},
+		{`{"model":"gpt-4o","messages":[{"role":"user","content":"hello"}]}`, "count --request --tokenizer " + file, outcome{0, "10\n", ""}},
+	} {
+		if got := shunt(t, test.stdin, strings.Fields(test.args)...); got != test.want {
+			t.Errorf("%s: %+v, want %+v", test.args, got, test.want)
+		}
+	}
+	for _, args := range []string{"--tokenizer " + file + ".none", "--tokenizer " + os.Args[0], "--encoding cl100k_base --tokenizer " + file} {
+		if got := shunt(t, "x", strings.Fields("count "+args)...); got.code == exitDone || got.out != "" || !strings.HasPrefix(got.err, "shunt: ") {
+			t.Errorf("%s: %+v", args, got)
+		}
 	}
 }
 

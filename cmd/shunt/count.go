@@ -18,14 +18,14 @@ const maxCounted = 1 << 30 // bytes of a text or request
 
 // countFlags are what a count goes by.
 type countFlags struct {
-	model, encoding, family string
-	request, json           bool
+	model, encoding, tokenizer, family string
+	request, json                      bool
 }
 
 func (e *env) countCommand() *cobra.Command {
 	var o countFlags
 	cmd := &cobra.Command{
-		Use:   "count [--model M | --encoding E] [FILE]",
+		Use:   "count [--model M | --encoding E | --tokenizer FILE] [FILE]",
 		Short: "Count the tokens of a text or of a request",
 		Long: `Count prints the number of tokens of a file, or of standard input (- or no file).
 With --request the input is the JSON body of an API request, counted as the front end
@@ -57,10 +57,12 @@ printed too.`,
 	f := cmd.Flags()
 	f.StringVar(&o.model, "model", "", "count as for this `MODEL`")
 	f.StringVar(&o.encoding, "encoding", "", "count with this `ENCODING`: "+fmt.Sprint(tokens.Encodings()))
+	f.StringVar(&o.tokenizer, "tokenizer", "", "count with this Hugging Face tokenizer.json `FILE`")
 	f.StringVar(&o.family, "family", "", "frame a request as this `FAMILY` of models does: "+fmt.Sprint(request.Families()))
 	f.BoolVar(&o.request, "request", false, "the input is a JSON request")
 	f.BoolVar(&o.json, "json", false, "print JSON, with the parts of a request")
 	cmd.MarkFlagsMutuallyExclusive("model", "encoding")
+	cmd.MarkFlagsMutuallyExclusive("tokenizer", "encoding")
 	return cmd
 }
 
@@ -79,7 +81,11 @@ type counted struct {
 
 func count(data []byte, o countFlags) (counted, error) {
 	// Everything is encoded: here a person waits, no client.
-	counter, err := tokens.New(tokens.Options{MaxBytes: maxCounted, CacheEntries: -1})
+	opts := tokens.Options{MaxBytes: maxCounted, CacheEntries: -1}
+	if o.tokenizer != "" {
+		opts.Files, o.encoding = []string{o.tokenizer}, o.tokenizer
+	}
+	counter, err := tokens.New(opts)
 	if err != nil {
 		return counted{}, err
 	}

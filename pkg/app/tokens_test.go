@@ -43,6 +43,11 @@ func TestCalibrationByPool(t *testing.T) {
 	if n := c.Scale("p", "m", 1000); n != 1000 {
 		t.Errorf("an encoding that the file names is scaled: %d", n)
 	}
+	exact := cfg("auto", "p")
+	exact.Pools[0].Tokenizer.File = "/models/tokenizer.json"
+	if c.apply(exact); c.Scale("p", "m", 1000) != 1000 {
+		t.Error("a count by the model's own file is scaled")
+	}
 	var left []string
 	for _, f := range c.Factors() {
 		left = append(left, f.Group+"/"+f.Model)
