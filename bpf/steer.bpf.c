@@ -41,7 +41,7 @@ static __always_inline int fast4(void *data, void *end, __u32 iif, struct flow *
 	k.sport = bpf_ntohs(t->source);
 	k.dport = bpf_ntohs(t->dest);
 	f = bpf_map_lookup_elem(&shunt_flows, &k);
-	if (!f || !flow_fast(f, ((__u8 *)t)[13], bpf_ntohl(t->ack_seq), len, eth->h_source, iif))
+	if (!f || !flow_fast(f, t, len, sizeof(*ip), eth->h_source, iif))
 		return FAST_NOT;
 	*out = f;
 	return SHUNT_REASON_NONE;
@@ -65,7 +65,7 @@ static __noinline int fast6(void *data, void *end, __u32 iif, struct flow **out)
 	k.sport = bpf_ntohs(t->source);
 	k.dport = bpf_ntohs(t->dest);
 	f = bpf_map_lookup_elem(&shunt_flows6, &k);
-	if (!f || !flow_fast(f, ((__u8 *)t)[13], bpf_ntohl(t->ack_seq), len, eth->h_source, iif))
+	if (!f || !flow_fast(f, t, len, sizeof(*ip), eth->h_source, iif))
 		return FAST_NOT;
 	*out = f;
 	return SHUNT_REASON_NONE;

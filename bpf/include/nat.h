@@ -79,6 +79,29 @@ static __always_inline enum shunt_reason nat_reserve_port(const struct vip *v, s
 	return SHUNT_PASS_NO_PORT;
 }
 
+/* Opens the one entry of a connection whose answers do not come back here. */
+static __always_inline enum shunt_reason dsr_open(const struct pkt *p, struct opening *o, const struct backend *b)
+{
+	struct flow *f = &o->flow;
+
+	__builtin_memset(f, 0, sizeof(*f));
+	flow_leaves(f, p->key.src, p->key.dst, p->key.sport, p->key.dport);
+	f->oif = b->ifindex;
+	mac_copy(f->dst_mac, b->mac);
+	mac_copy(f->src_mac, b->src_mac);
+	f->peer = flow_peer(p->src_mac, p->iif);
+	f->backend = o->backend;
+	f->vip_id = o->vip.id;
+	f->flags = SHUNT_FLOW_FORWARD | SHUNT_FLOW_DSR;
+	f->epoch = o->epoch;
+	f->created_ns = o->now;
+	f->last = tick(o->now);
+	f->charge = o->charge;
+	f->tokens = o->charge;
+	f->fin = p->seq + 1;
+	return flow_insert(&p->key, f) ? SHUNT_PASS_TABLE_FULL : SHUNT_REASON_NONE;
+}
+
 /* Opens the pair of entries for a SYN. */
 __noinline int nat_open(const struct pkt *p, struct opening *o)
 {
@@ -95,6 +118,8 @@ __noinline int nat_open(const struct pkt *p, struct opening *o)
 	b = bpf_map_lookup_elem(&shunt_backends, &id);
 	if (!b)
 		return SHUNT_PASS_BACKEND_UNKNOWN;
+	if (o->vip.mode == SHUNT_MODE_DSR)
+		return dsr_open(p, o, b);
 	f = &o->flow;
 	rk = &o->reverse_key;
 	__builtin_memset(f, 0, sizeof(*f));
@@ -206,6 +231,12 @@ static __noinline int nat_rewrite_icmp(const struct pkt *p, const struct flow *f
 	struct icmp_head *h;
 	__u64 diff;
 
+	if (flow_flags(f) & SHUNT_FLOW_DSR) { /* about a packet that the backend sent as the VIP */
+		if ((void *)(eth + 1) > end)
+			return 0;
+		rewrite_macs(eth, f);
+		return 1;
+	}
 	if (p->v6) {
 		struct ipv6hdr *ip = data + ETH_HLEN, *in = data + V6_L4 + ICMP_LEN;
 		struct ports *t = (void *)(in + 1);

@@ -31,7 +31,7 @@ static __always_inline enum shunt_reason syn_lease(const struct config *c, const
 }
 
 static __always_inline enum shunt_reason syn_backend(const struct session *s, const struct backend *b, __u32 id, const struct vip *v,
-						      int v6)
+						      int v6, __u16 port)
 {
 	struct admin_word *a = bpf_map_lookup_elem(&shunt_admin, &id);
 
@@ -47,6 +47,8 @@ static __always_inline enum shunt_reason syn_backend(const struct session *s, co
 		return SHUNT_PASS_BACKEND_LOCAL;
 	if (addr_is4(b->addr) == v6 || addr_is4(v->snat) == v6)
 		return SHUNT_PASS_BACKEND_FAMILY;
+	if (v->mode == SHUNT_MODE_DSR && b->port != port)
+		return SHUNT_PASS_BACKEND_PORT;
 	if (!b->ifindex || !mac_known(b->mac) || !mac_known(b->src_mac))
 		return SHUNT_PASS_NO_NEIGHBOUR;
 	return SHUNT_REASON_NONE;
@@ -171,7 +173,7 @@ static __noinline enum shunt_reason syn_verdict(void *ctx, const struct pkt *p, 
 	o->vip_key.port = p->key.dport;
 	o->vip_key.pad = 0;
 	v = bpf_map_lookup_elem(&shunt_vips, &o->vip_key);
-	if (!v || v->mode != SHUNT_MODE_NAT)
+	if (!v || (v->mode != SHUNT_MODE_NAT && v->mode != SHUNT_MODE_DSR))
 		return SHUNT_PASS_NO_VIP;
 	o->session.pad = 0;
 	addr_copy(o->session.client, p->key.src);
@@ -196,7 +198,7 @@ static __noinline enum shunt_reason syn_verdict(void *ctx, const struct pkt *p, 
 	w = bpf_map_lookup_elem(&shunt_weights, &o->backend);
 	if (!b || !w)
 		return SHUNT_PASS_BACKEND_UNKNOWN;
-	why = syn_backend(s, b, o->backend, v, p->v6);
+	why = syn_backend(s, b, o->backend, v, p->v6, o->vip_key.port);
 	if (why)
 		return why;
 	why = syn_guards(ctx, p, data, end);

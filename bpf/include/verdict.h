@@ -159,6 +159,32 @@ static __always_inline void on_fin(const struct pkt *p, const struct flow_key *k
 		flow_settle(k, fwd, rev, now);
 }
 
+static __always_inline __u32 pkt_end(const struct pkt *p)
+{
+	return p->seq + (p->tcp_len - p->tcp_head) + !!(p->tcp_flags & TCP_SYN) + !!(p->tcp_flags & TCP_FIN);
+}
+
+/* The same where only the client is seen. Its FIN ends the connection as far as the accounts go: a client that goes on
+ * to read keeps the entry alive by acknowledging. */
+static __always_inline int on_control_dsr(const struct pkt *p, struct flow *f, __u64 now)
+{
+	if (p->tcp_flags & TCP_RST) {
+		if (p->seq == f->fin) {
+			flow_mark(f, SHUNT_FLOW_RST);
+			flow_settle(&p->key, f, 0, now);
+		} else {
+			flow_mark(f, SHUNT_FLOW_SUSPECT);
+		}
+	} else if (p->tcp_flags & TCP_SYN) {
+		return p->tcp_flags & TCP_ACK ? SHUNT_REASON_NONE : on_syn(p, f, now);
+	} else if (pkt_end(p) - f->fin < SEQ_WINDOW) {
+		flow_mark(f, SHUNT_FLOW_CFIN | SHUNT_FLOW_BFIN);
+		flow_settle(&p->key, f, 0, now);
+	}
+	f->last = tick(now);
+	return SHUNT_REASON_NONE;
+}
+
 /* A packet with SYN, FIN or RST on a flow; f is the entry that it hit. */
 __noinline int on_control(const struct pkt *p, struct flow *f)
 {
@@ -170,6 +196,8 @@ __noinline int on_control(const struct pkt *p, struct flow *f)
 	if (!p || !f)
 		return SHUNT_DROP_FLOW_CLOSED;
 	now = bpf_ktime_get_ns();
+	if (flow_flags(f) & SHUNT_FLOW_DSR)
+		return on_control_dsr(p, f, now);
 	reverse = !!(flow_flags(f) & SHUNT_FLOW_REVERSE);
 	flow_other_key(&ok, f);
 	other = flow_find(&ok);
@@ -213,6 +241,13 @@ static __always_inline void flow_count(struct flow *f, int reverse, __u32 len)
 	count_packet(f->backend, reverse, len);
 }
 
+/* dsr: what the client's next RST has to carry. */
+static __always_inline void flow_sent(struct flow *f, __u32 end)
+{
+	if (end - f->fin < SEQ_WINDOW)
+		f->fin = end;
+}
+
 static __always_inline void flow_acked(struct flow *f, __u32 flags, __u32 ack)
 {
 	__u32 now = tick(bpf_ktime_get_coarse_ns());
@@ -226,8 +261,9 @@ static __always_inline void flow_acked(struct flow *f, __u32 flags, __u32 ack)
 
 /* The packet of an open flow that nothing has happened to, which is nearly every packet: forwards it here and now.
  * 0: on_forward and verdict have to look closer; nothing has changed. */
-static __always_inline int flow_fast(struct flow *f, __u8 tcp_flags, __u32 ack, __u32 len, const void *src_mac, __u32 iif)
+static __always_inline int flow_fast(struct flow *f, const struct tcphdr *t, __u32 len, __u32 ip_head, const void *src_mac, __u32 iif)
 {
+	__u8 tcp_flags = ((const __u8 *)t)[13];
 	__u32 flags = flow_flags(f), id = f->backend;
 
 	if ((tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST | TCP_ACK)) != TCP_ACK)
@@ -240,7 +276,9 @@ static __always_inline int flow_fast(struct flow *f, __u8 tcp_flags, __u32 ack, 
 		if (!(flags & SHUNT_FLOW_ESTAB) || !e || *(volatile __u32 *)&e->value != f->epoch || f->peer != flow_peer(src_mac, iif))
 			return 0;
 	}
-	flow_acked(f, flags, ack);
+	if (flags & SHUNT_FLOW_DSR)
+		flow_sent(f, bpf_ntohl(t->seq) + len - ip_head - (((const __u8 *)t)[12] >> 4) * 4);
+	flow_acked(f, flags, bpf_ntohl(t->ack_seq));
 	flow_count(f, flags & SHUNT_FLOW_REVERSE, len);
 	return 1;
 }
@@ -261,6 +299,10 @@ static __always_inline int on_forward(const struct pkt *p, struct flow *f)
 		}
 		if (f->peer != flow_peer(p->src_mac, p->iif))
 			flow_relearn(f, p);
+		if (open && flags & SHUNT_FLOW_DSR) {
+			flags |= flow_mark(f, SHUNT_FLOW_SYNACK) | SHUNT_FLOW_SYNACK; /* the client says so */
+			flow_sent(f, pkt_end(p));
+		}
 		if (open && (flags & (SHUNT_FLOW_SYNACK | SHUNT_FLOW_ESTAB)) == SHUNT_FLOW_SYNACK)
 			flow_establish(f);
 	}

@@ -60,13 +60,14 @@ func openKernel(cfg *config.Config, log *slog.Logger) (*kernel, error) {
 	s := cfg.Steering
 	k := &kernel{cfg: s, log: log, wake: make(chan struct{}, 1)}
 	settings := datapath.Settings{
-		NATPorts: netdev.PortRange{First: s.NATPorts.First, Last: s.NATPorts.Last},
-		Lease:    datapath.Lease{Idle: s.Lease.Idle, Sample: uint32(s.Lease.Sample), FlowsPerSession: flowsPerSession, FlowsSlack: flowsSlack},
+		NATPorts:   netdev.PortRange{First: s.NATPorts.First, Last: s.NATPorts.Last},
+		Lease:      datapath.Lease{Idle: s.Lease.Idle, Sample: uint32(s.Lease.Sample), FlowsPerSession: flowsPerSession, FlowsSlack: flowsSlack},
+		DrainLimit: s.DrainLimit,
 	}
 	for _, a := range s.VIP {
 		vip := netip.AddrPortFrom(a, cfg.Listen.Port())
 		k.vips = append(k.vips, vip)
-		settings.VIPs = append(settings.VIPs, datapath.VIP{Addr: vip, SNAT: s.SNATFor(a)})
+		settings.VIPs = append(settings.VIPs, datapath.VIP{Addr: vip, SNAT: s.SNATFor(a), DSR: s.Mode == config.ModeDSR})
 	}
 	dp, err := datapath.Open(datapath.Options{
 		Instance: s.Instance, BPFFS: s.BPFFS, Interfaces: s.Interfaces, Attach: s.Attach, Settings: settings,

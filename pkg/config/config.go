@@ -138,6 +138,7 @@ const (
 const (
 	ModeOff      = "off"
 	ModeNAT      = "nat"
+	ModeDSR      = "dsr"
 	TargetPeer   = "peer"
 	TargetEngine = "engine"
 	HandoffClose = "close"
@@ -145,12 +146,12 @@ const (
 
 // Steering is the kernel path.
 type Steering struct {
-	Mode         string         `yaml:"mode" default:"off" enum:"off|nat|dsr" doc:"off: everything passes through user space. nat: the kernel rewrites addresses both ways. dsr is not in this release."`
+	Mode         string         `yaml:"mode" default:"off" enum:"off|nat|dsr" doc:"off: everything passes through user space. nat: the kernel rewrites addresses both ways. dsr: packets go to backends on the same network as they are; these have the vip on lo without announcing it (arp_ignore 1, arp_announce 2), listen on its port, and answer clients directly. The vip must not be this host's only address, nor one that it uses as a source (IPv6: preferred_lft 0)."`
 	Target       string         `yaml:"target" default:"peer" enum:"peer|engine" doc:"Where steered connections go. peer: to the shunt on the backend's host (its steer address). engine: to the engine itself; nothing that the front end does applies on them: every path of the engine is open, and there is no request id, access log or usage."`
-	Interfaces   []string       `yaml:"interfaces" doc:"Every network interface on which clients or backends are reached. Required with mode nat."`
+	Interfaces   []string       `yaml:"interfaces" doc:"Every network interface on which clients or backends are reached. Required unless mode is off."`
 	VIP          []netip.Addr   `yaml:"vip" doc:"Address, or list of addresses, of listen that clients use. Required when listen is 0.0.0.0 or ::."`
 	SNAT         []netip.Addr   `yaml:"snat" doc:"Source address towards the backends, at most one a family. The VIP itself when left out."`
-	NATPorts     PortRange      `yaml:"nat_ports" default:"20000-32767" doc:"Source ports towards the backends. Disjoint from session_ports, from the listeners and, but for net.ipv4.ip_local_reserved_ports, from the host's net.ipv4.ip_local_port_range."`
+	NATPorts     PortRange      `yaml:"nat_ports" default:"20000-32767" doc:"Source ports towards the backends, with mode nat. Disjoint from session_ports, from the listeners and, but for net.ipv4.ip_local_reserved_ports, from the host's net.ipv4.ip_local_port_range."`
 	SessionPorts PortRange      `yaml:"session_ports" doc:"Ports of pin endpoint, which is not in this release."`
 	Pin          string         `yaml:"pin" default:"client" enum:"client|endpoint|connect" doc:"What the kernel takes for a session. client: an address, as long as all its sessions live on one backend. endpoint and connect are not in this release."`
 	Handoff      string         `yaml:"handoff" default:"close" enum:"close|keep" doc:"close: an answer that pins its session asks the client to reconnect, and the next request is steered. keep: wait until the client opens a new connection by itself."`

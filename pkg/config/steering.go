@@ -12,9 +12,6 @@ import (
 // checkSteering refuses what this release does not carry and what could serve wrongly.
 func (c *Config) checkSteering(p *problems, host Host) {
 	s := &c.Steering
-	if s.Mode == "dsr" {
-		p.add("steering.mode", "dsr is not in this release: use nat")
-	}
 	if s.Pin != "client" {
 		p.add("steering.pin", "%s is not in this release: use client", s.Pin)
 	}
@@ -55,7 +52,11 @@ func (c *Config) checkSteering(p *problems, host Host) {
 		p.add("steering.interfaces", "mode %s needs the interfaces on which clients and backends are reached", s.Mode)
 	}
 	c.checkVIPs(p, host)
-	c.checkPorts(p, host)
+	if s.Mode == ModeDSR {
+		c.checkDSR(p)
+	} else {
+		c.checkPorts(p, host)
+	}
 	if s.Target == TargetEngine {
 		c.checkEngine(p)
 	} else {
@@ -119,6 +120,35 @@ func (c *Config) checkVIPs(p *problems, host Host) {
 		at := fmt.Sprintf("steering.snat[%d]", i)
 		if host.Addrs != nil && !slices.Contains(host.Addrs, a) {
 			p.warn(at, "%s is not an address of this host now: answers to it would not come here", a)
+		}
+	}
+}
+
+// checkDSR: packets go to backends as they came, so these must take them on the very address and port.
+func (c *Config) checkDSR(p *problems) {
+	s := &c.Steering
+	if len(s.SNAT) > 0 {
+		p.warn("steering.snat", "has no effect with mode dsr: backends see the clients' addresses")
+	}
+	if s.Target == TargetPeer {
+		p.warn("steering.target", "peer with mode dsr: the peer sees the client itself and may send its request on to another host")
+	}
+	if !p.ok("listen") {
+		return
+	}
+	for i, pool := range c.Pools {
+		for j, b := range pool.Backends {
+			at, addr := backendPath(i, j)+".steer", b.Steer
+			if s.Target == TargetEngine {
+				at = backendPath(i, j) + ".url"
+				if b.URL == nil {
+					continue
+				}
+				addr, _ = b.Addr()
+			}
+			if p.ok(at) && addr.IsValid() && addr.Port() != c.Listen.Port() {
+				p.add(at, "port %d with mode dsr: clients' packets arrive there with the port of listen (%d), which nothing translates", addr.Port(), c.Listen.Port())
+			}
 		}
 	}
 }

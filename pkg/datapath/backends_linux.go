@@ -172,6 +172,15 @@ func (d *Datapath) record(t *target, neighbours map[nextHop]netdev.Neighbour, ni
 		return b, hop
 	}
 	t.iface = nic.Name
+	if ports := d.set.dsr(); len(ports) > 0 {
+		switch {
+		case r.Next != addr:
+			t.problem = fmt.Sprintf("is behind the router %s: with dsr it must be on the same network", r.Next)
+			return b, hop
+		case !ports[b.Port]:
+			t.problem = fmt.Sprintf("has port %d: with dsr it must be the VIP's", b.Port)
+		}
+	}
 	b.Ifindex, b.SrcMac = uint32(nic.Index), nic.MAC
 	hop = nextHop{r.Index, r.Next}
 	n := neighbours[hop]

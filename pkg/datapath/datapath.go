@@ -47,10 +47,13 @@ const (
 	AttachTCX     = "tcx"
 )
 
-// VIP is an address and port that clients connect to. It is NATed.
+// VIP is an address and port that clients connect to. Without DSR addresses are rewritten both ways.
 type VIP struct {
 	Addr netip.AddrPort
 	SNAT netip.Addr // source address towards backends, of the same family; zero = Addr
+	// DSR leaves packets as they are but for their hardware addresses. The backend is on the same network, has the
+	// VIP as an address that it does not announce, listens on the VIP's port, and answers clients itself.
+	DSR bool
 }
 
 // Lease bounds the use of pins, apart from what each pin says itself.
@@ -148,8 +151,9 @@ type InterfaceStatus struct {
 // VIPStatus is one VIP of Status.
 type VIPStatus struct {
 	Addr     netip.AddrPort `json:"addr"`
-	SNAT     netip.Addr     `json:"snat"`
-	NATPorts string         `json:"nat_ports"`
+	Mode     string         `json:"mode"` // nat, dsr
+	SNAT     netip.Addr     `json:"snat,omitzero"`
+	NATPorts string         `json:"nat_ports,omitempty"`
 }
 
 // BackendStatus is one backend of Status.
@@ -170,7 +174,7 @@ type BackendStatus struct {
 type Flow struct {
 	Client     netip.AddrPort `json:"client"`
 	VIP        netip.AddrPort `json:"vip"`
-	NAT        netip.AddrPort `json:"nat"` // the source that the backend sees
+	NAT        netip.AddrPort `json:"nat"` // the source that the backend sees; with dsr the client
 	Steer      netip.AddrPort `json:"steer"`
 	Backend    fleet.ID       `json:"backend_id"`
 	Name       string         `json:"backend"`

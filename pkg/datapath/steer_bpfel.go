@@ -250,26 +250,27 @@ const (
 	steerShuntReasonSHUNT_PASS_BACKEND_ADMIN   steerShuntReason = 15
 	steerShuntReasonSHUNT_PASS_BACKEND_LOCAL   steerShuntReason = 16
 	steerShuntReasonSHUNT_PASS_BACKEND_FAMILY  steerShuntReason = 17
-	steerShuntReasonSHUNT_PASS_NO_NEIGHBOUR    steerShuntReason = 18
-	steerShuntReasonSHUNT_PASS_SAMPLED         steerShuntReason = 19
-	steerShuntReasonSHUNT_PASS_OPEN_FLOWS      steerShuntReason = 20
-	steerShuntReasonSHUNT_PASS_CLIENT_RATE     steerShuntReason = 21
-	steerShuntReasonSHUNT_PASS_VIP_RATE        steerShuntReason = 22
-	steerShuntReasonSHUNT_PASS_OVER_LIMIT      steerShuntReason = 23
-	steerShuntReasonSHUNT_PASS_BAD_CHECKSUM    steerShuntReason = 24
-	steerShuntReasonSHUNT_PASS_SYN_DATA        steerShuntReason = 25
-	steerShuntReasonSHUNT_PASS_LIVE_SOCKET     steerShuntReason = 26
-	steerShuntReasonSHUNT_PASS_NO_PORT         steerShuntReason = 27
-	steerShuntReasonSHUNT_PASS_TABLE_FULL      steerShuntReason = 28
-	steerShuntReasonSHUNT_PASS_CONNECT_FAILED  steerShuntReason = 29
-	steerShuntReasonSHUNT_PASS_ICMP            steerShuntReason = 30
-	steerShuntReasonSHUNT_DROP_ODD_HEADER      steerShuntReason = 31
-	steerShuntReasonSHUNT_DROP_CONNECT_RESET   steerShuntReason = 32
-	steerShuntReasonSHUNT_DROP_FLOW_CLOSED     steerShuntReason = 33
-	steerShuntReasonSHUNT_DROP_FLOW_KILLED     steerShuntReason = 34
-	steerShuntReasonSHUNT_DROP_ICMP            steerShuntReason = 35
-	steerShuntReasonSHUNT_LOST_EVENT           steerShuntReason = 36
-	steerShuntReasonSHUNT_REASON_MAX           steerShuntReason = 37
+	steerShuntReasonSHUNT_PASS_BACKEND_PORT    steerShuntReason = 18
+	steerShuntReasonSHUNT_PASS_NO_NEIGHBOUR    steerShuntReason = 19
+	steerShuntReasonSHUNT_PASS_SAMPLED         steerShuntReason = 20
+	steerShuntReasonSHUNT_PASS_OPEN_FLOWS      steerShuntReason = 21
+	steerShuntReasonSHUNT_PASS_CLIENT_RATE     steerShuntReason = 22
+	steerShuntReasonSHUNT_PASS_VIP_RATE        steerShuntReason = 23
+	steerShuntReasonSHUNT_PASS_OVER_LIMIT      steerShuntReason = 24
+	steerShuntReasonSHUNT_PASS_BAD_CHECKSUM    steerShuntReason = 25
+	steerShuntReasonSHUNT_PASS_SYN_DATA        steerShuntReason = 26
+	steerShuntReasonSHUNT_PASS_LIVE_SOCKET     steerShuntReason = 27
+	steerShuntReasonSHUNT_PASS_NO_PORT         steerShuntReason = 28
+	steerShuntReasonSHUNT_PASS_TABLE_FULL      steerShuntReason = 29
+	steerShuntReasonSHUNT_PASS_CONNECT_FAILED  steerShuntReason = 30
+	steerShuntReasonSHUNT_PASS_ICMP            steerShuntReason = 31
+	steerShuntReasonSHUNT_DROP_ODD_HEADER      steerShuntReason = 32
+	steerShuntReasonSHUNT_DROP_CONNECT_RESET   steerShuntReason = 33
+	steerShuntReasonSHUNT_DROP_FLOW_CLOSED     steerShuntReason = 34
+	steerShuntReasonSHUNT_DROP_FLOW_KILLED     steerShuntReason = 35
+	steerShuntReasonSHUNT_DROP_ICMP            steerShuntReason = 36
+	steerShuntReasonSHUNT_LOST_EVENT           steerShuntReason = 37
+	steerShuntReasonSHUNT_REASON_MAX           steerShuntReason = 38
 )
 
 type steerShuntSizes uint32

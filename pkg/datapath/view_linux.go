@@ -32,7 +32,11 @@ func (d *Datapath) Status() Status {
 		s.Interfaces = append(s.Interfaces, i)
 	}
 	for _, v := range d.set.VIPs {
-		s.VIPs = append(s.VIPs, VIPStatus{Addr: v.Addr, SNAT: v.snat(), NATPorts: d.set.NATPorts.String()})
+		if v.DSR {
+			s.VIPs = append(s.VIPs, VIPStatus{Addr: v.Addr, Mode: "dsr"})
+			continue
+		}
+		s.VIPs = append(s.VIPs, VIPStatus{Addr: v.Addr, Mode: "nat", SNAT: v.snat(), NATPorts: d.set.NATPorts.String()})
 	}
 	for _, id := range slices.Sorted(maps.Keys(d.targets)) {
 		t := d.targets[id]
@@ -86,6 +90,16 @@ func (d *Datapath) names() map[fleet.ID]string {
 	return names
 }
 
+func (d *Datapath) steers() map[fleet.ID]netip.AddrPort {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	out := make(map[fleet.ID]netip.AddrPort, len(d.targets))
+	for id, t := range d.targets {
+		out[id] = t.rec.Steer
+	}
+	return out
+}
+
 // flowEntry is one direction of a flow, of either family.
 type flowEntry struct {
 	key   steerFlowKey
@@ -134,7 +148,7 @@ func (f *steerFlow) has(bits steerShuntFlowFlags) bool { return f.Flags&uint32(b
 
 // Flows returns steered connections, at most most of them (0 = all), in no order.
 func (d *Datapath) Flows(most int) ([]Flow, error) {
-	names, now := d.names(), d.clock.now()
+	names, steers, now := d.names(), d.steers(), d.clock.now()
 	var found []flowEntry
 	if err := d.m.scanFlows(func(k steerFlowKey, f *steerFlow) {
 		if f.has(steerShuntFlowFlagsSHUNT_FLOW_FORWARD) && (most <= 0 || len(found) < most) {
@@ -152,7 +166,12 @@ func (d *Datapath) Flows(most int) ([]Flow, error) {
 			Backend: fleet.ID(f.Backend), Name: names[fleet.ID(f.Backend)], State: flowState(f.Flags),
 			Age: since(now, f.CreatedNs), Idle: f.idle(now), Tokens: int64(f.Charge), PacketsIn: uint64(f.Packets), BytesIn: f.bytes(),
 		}
-		if back, err := d.m.flow(answerKey(f)); err == nil {
+		if f.has(steerShuntFlowFlagsSHUNT_FLOW_DSR) {
+			out.BytesOut = uint64(f.Answered)
+			if hop, ok := steers[fleet.ID(f.Backend)]; ok {
+				out.Steer = hop
+			}
+		} else if back, err := d.m.flow(answerKey(f)); err == nil {
 			out.PacketsOut, out.BytesOut = uint64(back.Packets), back.bytes()
 			out.Idle = min(out.Idle, back.idle(now))
 		}

@@ -6,20 +6,41 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/shunt-lb/shunt/pkg/netdev"
 )
 
-const modeNAT = 1 // SHUNT_MODE_NAT
+// enum shunt_mode
+const (
+	modeNAT = 1
+	modeDSR = 2
+)
+
+// Reconfigure changes VIPs, NAT ports and lease bounds. Pins of a VIP that is gone are removed; steered connections
+// stay. On an error nothing has changed, or, when the maps refused, the next call tries again.
+func (d *Datapath) Reconfigure(s Settings) error {
+	if err := d.checkSettings(s); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.set = s
+	d.writeConfig(s.Lease)
+	if len(d.links) == 0 {
+		return nil // Attach writes them
+	}
+	return d.syncVIPs()
+}
 
 // checkSettings refuses what could take away packets of the stack or could never work.
 func (d *Datapath) checkSettings(s Settings) error {
 	if len(s.VIPs) == 0 || len(s.VIPs) > int(steerShuntSizesSHUNT_MAX_VIPS) {
 		return fmt.Errorf("check vips: %d given, not 1 to %d", len(s.VIPs), int(steerShuntSizesSHUNT_MAX_VIPS))
 	}
-	if s.NATPorts.First == 0 || s.NATPorts.First > s.NATPorts.Last {
+	if s.nats() && (s.NATPorts.First == 0 || s.NATPorts.First > s.NATPorts.Last) {
 		return fmt.Errorf("check nat ports: %s is no range of ports", s.NATPorts)
 	}
 	seen := map[steerVipKey]bool{}
@@ -35,6 +56,9 @@ func (d *Datapath) checkSettings(s Settings) error {
 			return fmt.Errorf("check vip %s: it is there twice", v.Addr)
 		}
 		seen[vipKey(v.Addr)] = true
+		if v.DSR {
+			continue
+		}
 		if snat == addr && s.NATPorts.First <= v.Addr.Port() && v.Addr.Port() <= s.NATPorts.Last {
 			return fmt.Errorf("check nat ports: %s hold the port of vip %s, which is their source address as well", s.NATPorts, v.Addr)
 		}
@@ -75,6 +99,20 @@ func (d *Datapath) checkPorts(nat netdev.PortRange, snat netip.Addr) error {
 		nat, local, snat, shared)
 }
 
+// nats says whether a VIP needs NAT ports.
+func (s Settings) nats() bool { return slices.ContainsFunc(s.VIPs, func(v VIP) bool { return !v.DSR }) }
+
+// dsr returns the ports of VIPs whose packets go to backends as they are.
+func (s Settings) dsr() map[uint16]bool {
+	ports := map[uint16]bool{}
+	for _, v := range s.VIPs {
+		if v.DSR {
+			ports[v.Addr.Port()] = true
+		}
+	}
+	return ports
+}
+
 func (v VIP) snat() netip.Addr {
 	if v.SNAT.IsValid() {
 		return v.SNAT.Unmap()
@@ -90,13 +128,19 @@ func vipKey(a netip.AddrPort) steerVipKey {
 func (d *Datapath) syncVIPs() error {
 	want := map[steerVipKey]steerVip{}
 	for _, v := range d.set.VIPs {
+		if v.DSR {
+			want[vipKey(v.Addr)] = steerVip{Mode: modeDSR, Snat: toBytes(v.Addr.Addr())}
+			continue
+		}
 		want[vipKey(v.Addr)] = steerVip{
 			Mode: modeNAT, Snat: toBytes(v.snat()),
 			PortBase: d.set.NATPorts.First, PortCount: uint16(min(int(d.set.NATPorts.Last)-int(d.set.NATPorts.First)+1, 65535)),
 		}
 	}
 	// Before anything can be steered by them. A port is never taken back while the program runs: a flow may still need it.
-	d.ports.add(d.set.NATPorts)
+	if d.set.nats() {
+		d.ports.add(d.set.NATPorts)
+	}
 	for _, v := range d.set.VIPs {
 		d.ports.add(netdev.PortRange{First: v.Addr.Port(), Last: v.Addr.Port()})
 	}

@@ -34,6 +34,7 @@ type world struct {
 	t      *testing.T
 	bpffs  string
 	attach string
+	vips   map[bool]netip.AddrPort // by IPv6; nil = the balancer's own addresses
 }
 
 // Each costs a tenth of a second.
@@ -93,6 +94,12 @@ func privateBPFFS(t *testing.T) string {
 
 // serve answers "name remote-address"; /stream?n sends n MB slowly enough to be interrupted; /hold waits for the client.
 func (w *world) serve(h *lab.Host, port uint16, name string) {
+	for _, a := range []netip.Addr{h.V4, h.V6} {
+		w.serveAt(h, netip.AddrPortFrom(a, port), name)
+	}
+}
+
+func (w *world) serveAt(h *lab.Host, at netip.AddrPort, name string) {
 	srv := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/stream" {
 			block := []byte(strings.Repeat("shunt..\n", 1<<13))
@@ -106,11 +113,9 @@ func (w *world) serve(h *lab.Host, port uint16, name string) {
 		}
 		fmt.Fprint(rw, name, " ", r.RemoteAddr)
 	})}
-	for _, a := range []netip.Addr{h.V4, h.V6} {
-		ln, err := h.Listen("tcp", netip.AddrPortFrom(a, port).String())
-		must(w.t, err)
-		go srv.Serve(ln)
-	}
+	ln, err := h.Listen("tcp", at.String())
+	must(w.t, err)
+	go srv.Serve(ln)
 	w.t.Cleanup(func() { srv.Close() })
 }
 
@@ -122,6 +127,9 @@ func must(t *testing.T, err error) {
 }
 
 func (w *world) vip(v6 bool) netip.AddrPort {
+	if v, ok := w.vips[v6]; ok {
+		return v
+	}
 	if v6 {
 		return netip.AddrPortFrom(w.Balancer.V6, vipPort)
 	}

@@ -112,6 +112,17 @@ func (t *Testbed) Plug(h *Host) error {
 	return h.AddAddr(h.Iface, netip.PrefixFrom(h.V6, 64))
 }
 
+// Answer lets a host answer for an address that it does not announce, as a backend of direct server return does: the
+// address is on lo, and neither ARP nor neighbour discovery speaks of it.
+func (h *Host) Answer(vip netip.Addr) error {
+	for key, value := range map[string]string{"arp_ignore": "1", "arp_announce": "2"} {
+		if err := h.Sysctl("net/ipv4/conf/all/"+key, value); err != nil {
+			return err
+		}
+	}
+	return h.AddAddr("lo", netip.PrefixFrom(vip, vip.BitLen()))
+}
+
 // Replug deletes the host's interface and makes it anew, with another hardware address and index: what a NIC does
 // that is hot-plugged.
 func (t *Testbed) Replug(h *Host) error {

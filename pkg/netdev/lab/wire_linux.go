@@ -5,6 +5,7 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"runtime"
@@ -83,6 +84,17 @@ func (n *Namespace) AddAddr(link string, p netip.Prefix) error {
 			a.Flags = unix.IFA_F_NODAD
 		}
 		return netlink.AddrAdd(l, a)
+	})
+}
+
+// AddVIP gives link an address that the host does not use as a source by itself (of IPv6: a deprecated one).
+func (n *Namespace) AddVIP(link string, vip netip.Addr) error {
+	if vip.Is4() {
+		return n.AddAddr(link, netip.PrefixFrom(vip, vip.BitLen()))
+	}
+	return n.onLink(link, func(l netlink.Link) error {
+		const forever = math.MaxUint32
+		return netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(vip, vip.BitLen())), Flags: unix.IFA_F_NODAD, ValidLft: forever})
 	})
 }
 
