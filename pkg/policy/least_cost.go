@@ -83,47 +83,47 @@ func seconds(q *fleet.Query, c *fleet.Candidate) float64 {
 	if s.PrefillRate <= 0 { // nothing is known but the load
 		return tokenScore(c, requestTokens(q)-held(q, c)) / float64(fleet.DefaultSpeed.PrefillRate)
 	}
+	each := 1 / float64(s.PrefillRate)
 	cached := float64(held(q, c))
-	own := max(prompt-cached, 0) / float64(s.PrefillRate)
+	own := max(prompt-cached, 0) * each
 	waiting, context := float64(max(c.Waiting, 0)), float64(max(c.Context, 0))
 	decoding := max(float64(c.Requests)-waiting, 0)
-	queue := float64(c.Queued)/float64(s.PrefillRate) + waiting*float64(s.QueueBase)
-	if more := foreign(c); more > 0 { // of other balancers; they are taken to be as ours are
-		size := prompt
-		if c.Requests > 0 {
-			size = context / float64(c.Requests)
+	queue := float64(c.Queued)*each + waiting*float64(s.QueueBase)
+	full := 0.0
+	if c.Fresh {
+		full = c.Gauges.KVUse
+		if more := foreign(c); more > 0 { // of other balancers; they are taken to be as ours are
+			size := prompt
+			if c.Requests > 0 {
+				size = context / float64(c.Requests)
+			}
+			wait := min(more, max(float64(c.Gauges.Waiting)-waiting, 0))
+			queue += wait * (size*each + float64(s.QueueBase))
+			waiting += wait
+			decoding += more - wait
+			context += more * size
 		}
-		wait := min(more, max(float64(c.Gauges.Waiting)-waiting, 0))
-		queue += wait * (size/float64(s.PrefillRate) + float64(s.QueueBase))
-		waiting += wait
-		decoding += more - wait
-		context += more * size
 	}
 	first := float64(s.PrefillBase) + queue + own
 	cost := first + own*(costWork+costWaiting*waiting+costDecoding*decoding) +
 		float64(max(q.OutputTokens, 0))*(float64(s.DecodeBase)+float64(s.DecodeSlope)*context)
-	full := 0.0
 	if c.Gauges.KVTokens > 0 { // the size is a fact; how much of it is in use grows old
-		full = (context + prompt - cached) / float64(c.Gauges.KVTokens)
+		full = max(full, (context+prompt-cached)/float64(c.Gauges.KVTokens))
 	}
-	if c.Fresh {
-		full = max(full, c.Gauges.KVUse)
+	if full > 0 {
+		full = min(full, fullest)
+		cost += costFull * full / (1 - full)
 	}
-	full = min(full, fullest)
-	cost += costFull * full / (1 - full)
 	if q.Home != 0 && q.Home != c.ID {
 		cost += costMove
 	}
-	if late := first - q.Deadline.Seconds(); q.Deadline > 0 && late > 0 {
-		cost += costLate * late
+	if q.Deadline > 0 {
+		cost += costLate * max(first-q.Deadline.Seconds(), 0)
 	}
 	return cost
 }
 
 // foreign is the engine's requests that are not the front end's own.
 func foreign(c *fleet.Candidate) float64 {
-	if !c.Fresh {
-		return 0
-	}
 	return float64(max(c.Gauges.Waiting+c.Gauges.Running-c.Gauges.Sent, 0))
 }
