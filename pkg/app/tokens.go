@@ -46,7 +46,7 @@ func (c *calibration) Scale(pool, model string, counted int64) int64 {
 func (c *calibration) apply(cfg *config.Config) {
 	auto, models := map[string]bool{}, map[string][]string{}
 	for _, p := range cfg.Pools {
-		auto[p.Name] = p.Tokenizer.Encoding == "auto" && p.Tokenizer.File == "" && p.Tokenizer.File == ""
+		auto[p.Name] = p.Tokenizer.Encoding == "auto" && p.Tokenizer.File == ""
 		models[p.Name] = p.Models
 	}
 	c.auto.Store(&auto)
