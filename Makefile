@@ -60,6 +60,9 @@ bench: ## run the benchmarks
 bench-datapath: ## time the kernel program by itself, each row against an empty one in the same run (needs root)
 	$(GO) test -run '^$$' -bench '^BenchmarkDatapath$$' -benchtime 15x -timeout 20m ./pkg/datapath
 
+bench-tokens: ## print what counting tokens costs, beside tiktoken-go in the same run
+	@$(GO) test -run '^$$' -bench '^BenchmarkTable$$' -benchtime 1x -timeout 10m ./pkg/tokens/bpe | grep -v -e '^BenchmarkTable' -e '^PASS' -e '^goos' -e '^goarch' -e '^pkg'
+
 soak: build ## run the long tests at full length
 	SHUNT_SOAK=1 $(GO) run ./scripts/testsum -count=1 -p 1 -timeout 3h -run 'Soak' ./pkg/...
 

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	tiktokenloader "github.com/pkoukk/tiktoken-go-loader"
-
 	"github.com/shunt-lb/shunt/pkg/tokens/tokenstest"
 )
 
@@ -30,7 +28,7 @@ func TestHostileTextIsLinear(t *testing.T) {
 		english := tokenstest.Text("english", 1, 256<<10)
 		// Prose costs a look-up a piece at least, and so it is taken: 5 bytes a piece.
 		base := float64(p.work(english, testCut))/float64(len(english)) + 0.2
-		small, large := tokenstest.Hostile(64<<10), tokenstest.Hostile(256<<10)
+		small, large := tokenstest.Hostile(16<<10), tokenstest.Hostile(64<<10)
 		worst, name := 0.0, ""
 		for n, text := range large {
 			per := float64(p.work(text, testCut)) / float64(len(text))
@@ -60,11 +58,11 @@ func TestSearchForSlowUnits(t *testing.T) {
 			units = append(units, string([]byte{a, b}))
 		}
 	}
-	ranks, err := tiktokenloader.NewOfflineLoader().LoadTiktokenBpe("o200k_base.tiktoken")
+	ranks, err := loadRanks("o200k_base")
 	if err != nil {
 		t.Fatal(err)
 	}
-	every := 8
+	every := 16
 	if os.Getenv("SHUNT_SOAK") == "1" {
 		every = 1
 	}
@@ -99,7 +97,7 @@ func TestUncutTextIsLinear(t *testing.T) {
 	for _, p := range pairs(t) {
 		for n, text := range tokenstest.Hostile(64 << 10) {
 			cut, uncut := p.work(text, testCut), p.work(text, 1<<30)
-			if float64(uncut) > 1.5*float64(cut)+1000 {
+			if float64(uncut) > 2*float64(cut)+0.5*float64(len(text)) {
 				t.Errorf("%s %s: %d steps, %d with cuts", p.name, n, uncut, cut)
 			}
 		}
@@ -160,20 +158,5 @@ func TestConcurrentCounts(t *testing.T) {
 				})
 			}
 		})
-	}
-}
-
-func BenchmarkHostile(b *testing.B) {
-	for _, p := range pairs(b) {
-		texts := tokenstest.Hostile(64 << 10)
-		texts["english"] = tokenstest.Text("english", 1, 64<<10)
-		for name, text := range texts {
-			b.Run(p.name+"/"+strings.ReplaceAll(name, " ", "_"), func(b *testing.B) {
-				b.SetBytes(int64(len(text)))
-				for b.Loop() {
-					p.enc.CountCut(text, testCut)
-				}
-			})
-		}
 	}
 }

@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	shortBits = 14
-	longBits  = 11
+	shortBits  = 14
+	longBits   = 11
+	followBits = 12
 
 	// padding is what the ASCII loop may read beyond the place where it stands.
 	padding = 24
@@ -34,6 +35,7 @@ type longEntry struct {
 type state struct {
 	short    [1 << shortBits]shortEntry
 	long     [1 << longBits]longEntry
+	pairs    [1 << followBits]uint64 // what valid found: the pair, and in the lowest bit the answer
 	tail     [64 + padding]byte
 	toks     []uint32
 	dead     []uint64

@@ -106,6 +106,22 @@ func (e *Encoding) valid(a, b uint32, work *int) bool {
 	}
 }
 
+// follows is valid with a memory.
+func (e *Encoding) follows(st *state, a, b uint32) bool {
+	st.work++
+	key := pairWord(a, b) | 2
+	m := &st.pairs[pairHash(a, b)>>(64-followBits)]
+	if *m&^1 == key {
+		return *m&1 != 0
+	}
+	ok := e.valid(a, b, &st.work)
+	*m = key
+	if ok {
+		*m |= 1
+	}
+	return ok
+}
+
 // longest returns the longest token that text begins with.
 func (e *Encoding) longest(text string, work *int) uint32 {
 	cells := e.trie
@@ -152,7 +168,7 @@ func (e *Encoding) merged(st *state, piece string) int {
 		} else {
 			for ; next != none; next = e.shorter[next] {
 				end := pos + e.size(next)
-				if dead[end>>6]>>(end&63)&1 == 0 && (last == none || e.valid(last, next, &st.work)) {
+				if dead[end>>6]>>(end&63)&1 == 0 && (last == none || e.follows(st, last, next)) {
 					ok = true
 					break
 				}

@@ -27,15 +27,18 @@ type pair struct {
 
 func (p pair) want(text string) int { return len(p.oracle.EncodeOrdinary(text)) }
 
+func loadRanks(name string) (map[string]int, error) {
+	return tiktokenloader.NewOfflineLoader().LoadTiktokenBpe(name + ".tiktoken")
+}
+
 var pairsOnce = sync.OnceValues(func() ([]pair, error) {
-	loader := tiktokenloader.NewOfflineLoader()
-	tiktoken.SetBpeLoader(loader)
+	tiktoken.SetBpeLoader(tiktokenloader.NewOfflineLoader())
 	var out []pair
 	for _, p := range []struct {
 		name    string
 		pattern Pattern
 	}{{"cl100k_base", CL100k}, {"o200k_base", O200k}} {
-		ranks, err := loader.LoadTiktokenBpe(p.name + ".tiktoken")
+		ranks, err := loadRanks(p.name)
 		if err != nil {
 			return nil, err
 		}
