@@ -16,10 +16,11 @@ const (
 	bucketSpace                 // mostly white space
 	bucketLatin                 // some letters beyond ASCII
 	bucketAlpha                 // Greek, Cyrillic, Hebrew, Arabic
+	bucketIndic                 // the scripts of South and Southeast Asia, and others of three bytes a character
 	bucketHan                   //
 	bucketKana                  // Japanese
 	bucketHangul                // Korean
-	bucketOther                 // other scripts, symbols, emoji, what is no text
+	bucketOther                 // symbols, emoji, rare scripts, what is no text
 	bucketEscapes               // JSON escapes of characters
 	numBuckets
 )
@@ -27,7 +28,7 @@ const (
 // bytesPerTokenOf is what texts have in o200k_base. Each encoder learns its own.
 var bytesPerTokenOf = [numBuckets]float64{
 	bucketProse: 4.7, bucketCode: 3.2, bucketJSON: 4.2, bucketDigits: 2.2, bucketDense: 1.5, bucketSpace: 6, bucketLatin: 4.2,
-	bucketAlpha: 4.5, bucketHan: 4.1, bucketKana: 4.1, bucketHangul: 4.3, bucketOther: 3, bucketEscapes: 8,
+	bucketAlpha: 4.5, bucketIndic: 5, bucketHan: 4.1, bucketKana: 4.1, bucketHangul: 4.3, bucketOther: 3, bucketEscapes: 8,
 }
 
 const (
@@ -52,6 +53,7 @@ const (
 	kindMark
 	kindLatin
 	kindAlpha
+	kindIndic
 	kindKana
 	kindHan
 	kindHangul
@@ -76,6 +78,8 @@ var byteKinds = func() (t [256]byteKind) {
 			t[i] = kindLatin
 		case b < 0xe0:
 			t[i] = kindAlpha
+		case b < 0xe2: // U+0800 to U+1FFF
+			t[i] = kindIndic
 		case b == 0xe3: // U+3000 to U+3FFF
 			t[i] = kindKana
 		case 0xe4 <= b && b <= 0xe9:
@@ -120,7 +124,9 @@ func bucketOf(text string) bucket {
 		return bucketHan
 	case 2*n[kindAlpha] > size/4:
 		return bucketAlpha
-	case 3*n[kindOther] > size/4 || 2*n[kindNone] > size:
+	case 3*n[kindIndic] > size/4 && n[kindIndic] > n[kindOther]:
+		return bucketIndic
+	case 3*(n[kindOther]+n[kindIndic]) > size/4 || 2*n[kindNone] > size:
 		return bucketOther
 	case 5*n[kindSpace] > 2*size:
 		return bucketSpace

@@ -14,6 +14,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/shunt-lb/shunt/pkg/tokens/tokenstest"
 	"pgregory.net/rapid"
 )
 
@@ -225,7 +226,7 @@ func TestBuckets(t *testing.T) {
 		"四月の晴れた寒い日だった。時計が十三時を打っている。ウィンストン・スミスは":                                               bucketKana,
 		"맑고 쌀쌀한 사월의 어느 날이었다. 시계들이 열세 번을 쳤다.":                                                  bucketHangul,
 		"👍👎🎉🎊👍👎🎉🎊": bucketOther,
-		"ประเทศไทยเป็นประเทศที่มีวัฒนธรรม": bucketOther,
+		"ประเทศไทยเป็นประเทศที่มีวัฒนธรรม": bucketIndic,
 		strings.Repeat(`\u4e2d\u6587`, 10): bucketEscapes,
 		strings.Repeat("\x80\xff", 50):     bucketOther,
 		"":                                 bucketProse,
@@ -339,4 +340,42 @@ func FuzzUnescape(f *testing.F) {
 			t.Fatalf("%q became %q", raw, spaced)
 		}
 	})
+}
+
+// The estimates on text of every kind, against the exact count: beyond the budget, and with no place for a large count.
+func TestEstimatesAreNear(t *testing.T) {
+	const chunk, size = 20 << 10, 1 << 20
+	e := encoder(t, O200kBase, Options{CacheEntries: -1, LargeBytes: size - 1, LargeCounts: 1, LargeWait: time.Nanosecond})
+	whole := encoder(t, O200kBase, Options{CacheEntries: -1, MaxBytes: math.MaxInt})
+	kinds := tokenstest.Kinds()
+	for i, kind := range kinds { // traffic of the same kinds, in messages
+		for j := range 40 {
+			e.Count(tokenstest.Text(kind, uint64(1000*i+j), 3000))
+		}
+	}
+	r := rand.New(rand.NewPCG(3, 4))
+	var b strings.Builder
+	for n := uint64(0); b.Len() < size; n++ {
+		b.WriteString(tokenstest.Text(kinds[r.IntN(len(kinds))], n, chunk))
+	}
+	mixed := b.String()
+	texts := map[string]string{"all kinds": mixed}
+	for _, kind := range kinds {
+		texts[kind] = tokenstest.Text(kind, 77, size)
+	}
+	for name, text := range texts {
+		want := whole.Count(text).Tokens
+		sampled := e.Count(text)
+		e.texts.gate.enter()
+		guessed := e.Count(text)
+		e.texts.gate.leave()
+		off := func(c Count) float64 { return float64(c.Tokens-want) / float64(want) }
+		if !sampled.Estimated || math.Abs(off(sampled)) > 0.05 {
+			t.Errorf("%s: %d tokens by sampling, exactly %d", name, sampled.Tokens, want)
+		}
+		if !guessed.Estimated || math.Abs(off(guessed)) > 0.25 {
+			t.Errorf("%s: %d tokens by kind, exactly %d", name, guessed.Tokens, want)
+		}
+		t.Logf("%-10s %8d tokens, sampled %+.1f %%, by kind %+.1f %%", name, want, 100*off(sampled), 100*off(guessed))
+	}
 }
