@@ -32,22 +32,29 @@ func (h *Hasher) Reset() {
 	h.digest.ResetWithSeed(h.hash)
 }
 
-// Add appends a text. Two texts never give the blocks of their concatenation.
+// Add appends a text. Two texts never give the blocks of their concatenation, but a text gives those of its own beginnings.
 func (h *Hasher) Add(text string) {
-	var length [8]byte
-	binary.LittleEndian.PutUint64(length[:], uint64(len(text)))
-	h.digest.Write(length[:])
 	h.bytes += len(text)
+	length := uint64(len(text))
 	for len(text) > 0 {
 		n := min(BlockBytes-h.filled, len(text))
 		h.digest.WriteString(text[:n])
 		text = text[n:]
-		if h.filled += n; h.filled == BlockBytes {
-			h.hash = h.digest.Sum64()
-			h.blocks = append(h.blocks, h.hash)
-			h.digest.ResetWithSeed(h.hash)
-			h.filled = 0
-		}
+		h.grow(n)
+	}
+	// The length comes last: a text that goes on has the same blocks up to here.
+	var end [8]byte
+	binary.LittleEndian.PutUint64(end[:], length)
+	h.digest.Write(end[:])
+}
+
+// grow counts n more bytes of text, and ends the block that they fill.
+func (h *Hasher) grow(n int) {
+	if h.filled += n; h.filled == BlockBytes {
+		h.hash = h.digest.Sum64()
+		h.blocks = append(h.blocks, h.hash)
+		h.digest.ResetWithSeed(h.hash)
+		h.filled = 0
 	}
 }
 
