@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"go/build"
 	"io/fs"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -123,7 +124,7 @@ func cpuTime() time.Duration {
 }
 
 // BenchmarkAgentConversation measures what a request of an agent costs to read and to count: cpu-us/req is CPU time of the
-// process, which a busy machine does not stretch. Each round has conversations that were never seen before.
+// process, which a busy machine stretches less than time, and best-us/req that of the best round of 1,200 requests. Each round has conversations that were never seen before.
 func BenchmarkAgentConversation(b *testing.B) {
 	texts := newCorpus(b)
 	for _, bc := range []struct {
@@ -141,6 +142,7 @@ func BenchmarkAgentConversation(b *testing.B) {
 			}
 			warm := enc.Stats()
 			var spent time.Duration
+			best := math.Inf(1)
 			size, n := 0, 0
 			for n < b.N {
 				b.StopTimer()
@@ -152,12 +154,15 @@ func BenchmarkAgentConversation(b *testing.B) {
 					count(b, enc, body)
 					size += len(body)
 				}
-				spent += cpuTime() - before
+				round := cpuTime() - before
+				spent += round
+				best = min(best, float64(round.Microseconds())/float64(len(bodies)))
 				n += len(bodies)
 			}
 			s := enc.Stats()
 			hits, misses := s.HitBytes-warm.HitBytes, s.MissBytes-warm.MissBytes
 			b.ReportMetric(float64(spent.Microseconds())/float64(n), "cpu-us/req")
+			b.ReportMetric(best, "best-us/req")
 			b.ReportMetric(float64(size)/float64(n), "bytes/req")
 			b.ReportMetric(float64(hits)/float64(hits+misses), "hit-ratio")
 			b.ReportMetric(float64(misses)/float64(n), "new-bytes/req")
