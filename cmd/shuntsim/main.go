@@ -35,6 +35,6 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newEngine(), newDemo(), newReplay())
+	root.AddCommand(newEngine(), newDemo(), newReplay(), newLoad())
 	return root
 }

@@ -21,6 +21,7 @@ import (
 
 type replayFlags struct {
 	traces   []string
+	dir      string
 	policies []string
 	backends int
 	profiles []string
@@ -53,6 +54,7 @@ of prompt: plus an idle server's prefill) and its further ones every 50 ms in th
 	}
 	fl := c.Flags()
 	fl.StringArrayVar(&f.traces, "trace", nil, "trace file (repeatable); without one: "+strings.Join(replay.Workloads(), ", "))
+	fl.StringVar(&f.dir, "traces", "", "directory whose files are traces; those that are none are left out")
 	fl.StringSliceVar(&f.policies, "policies", []string{"round_robin", "least_requests", "session", "least_cost"}, "policies to compare")
 	fl.IntVar(&f.backends, "backends", 4, "servers")
 	fl.StringSliceVar(&f.profiles, "profile", []string{sim.DefaultProfile}, "servers' profiles, in turn: "+strings.Join(sim.ProfileNames(), ", "))
@@ -97,6 +99,15 @@ func (f *replayFlags) run(out, errs io.Writer) error {
 			return err
 		}
 		traces = append(traces, t.Slice(f.from, f.to))
+	}
+	if f.dir != "" {
+		all, err := traceFiles(f.dir, errs)
+		if err != nil {
+			return err
+		}
+		for _, t := range all {
+			traces = append(traces, t.Slice(f.from, f.to))
+		}
 	}
 	if len(traces) == 0 {
 		for _, name := range replay.Workloads() {
