@@ -14,8 +14,10 @@ import (
 )
 
 func main() {
-	// A closed terminal and a reader that has gone end it as well: the demo has things to take away.
-	ends := []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGPIPE}
+	// A closed terminal ends it as well: the demo has things to take away. A reader that has gone does not kill it for the same
+	// reason. The signal must be ignored, not caught: it comes for every client that leaves in mid-answer, too.
+	signal.Ignore(syscall.SIGPIPE)
+	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // nohup
 		ends = append(ends, syscall.SIGHUP)
 	}
