@@ -4,8 +4,10 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,6 +32,7 @@ type replayFlags struct {
 	from, to float64
 	faults   []string
 	json     bool
+	html     string
 	jobs     int
 	o        replay.Options
 }
@@ -70,6 +73,7 @@ of prompt: plus an idle server's prefill) and its further ones every 50 ms in th
 	fl.Float64Var(&f.to, "to", 1, "end, as a share of the trace")
 	fl.StringArrayVar(&f.faults, "fault", nil, "down:SERVER@TIME, up:SERVER@TIME or slow:SERVER:FACTOR@TIME in simulated time (repeatable); servers count from 0")
 	fl.BoolVar(&f.json, "json", false, "print JSON lines, one a trace, policy, load and seed")
+	fl.StringVar(&f.html, "html", "", "also write one self-contained page with the curves to this file")
 	fl.IntVar(&f.jobs, "jobs", 2, "runs at once")
 	return c
 }
@@ -120,8 +124,10 @@ func (f *replayFlags) run(out, errs io.Writer) error {
 	total := len(traces) * len(f.loads) * len(f.policies) * f.seeds
 	done, shown := 0, time.Now()
 	var mu sync.Mutex
+	var charts []replay.Chart
 	for _, t := range traces {
 		for _, load := range f.loads {
+			runs := make([]*replay.Run, len(f.policies))
 			reports := make([][]*replay.Report, len(f.policies))
 			var wg sync.WaitGroup
 			slots := make(chan struct{}, f.jobs)
@@ -142,6 +148,9 @@ func (f *replayFlags) run(out, errs io.Writer) error {
 						reports[i][seed] = replay.Summarise(t, o, run, replay.DefaultSLO)
 						mu.Lock()
 						defer mu.Unlock()
+						if seed == 0 && f.html != "" {
+							runs[i] = run
+						}
 						if done++; time.Since(shown) > 3*time.Second {
 							shown = time.Now()
 							fmt.Fprintf(errs, "\r[%-30s] %d of %d runs", strings.Repeat("=", 30*done/total), done, total)
@@ -154,6 +163,13 @@ func (f *replayFlags) run(out, errs io.Writer) error {
 			case err := <-failed:
 				return err
 			default:
+			}
+			if f.html != "" {
+				c := replay.Chart{Title: title(f, t, load, reports[0][0].Speedup), Runs: runs}
+				for _, rs := range reports {
+					c.Reports = append(c.Reports, replay.Median(rs))
+				}
+				charts = append(charts, c)
 			}
 			if f.json {
 				enc := json.NewEncoder(out)
@@ -170,13 +186,23 @@ func (f *replayFlags) run(out, errs io.Writer) error {
 			f.table(out, t, load, reports)
 		}
 	}
-	return nil
+	if f.html == "" {
+		return nil
+	}
+	page, err := os.Create(f.html)
+	if err != nil {
+		return fmt.Errorf("write page: %w", err)
+	}
+	return errors.Join(replay.WritePage(page, "shunt: routing policies compared", charts), page.Close())
+}
+
+func title(f *replayFlags, t *replay.Trace, load, pace float64) string {
+	return fmt.Sprintf("%s: %d requests, %d servers (%s), load %.0f %% (pace x%.2f)", t.Name, len(t.Requests), f.backends,
+		strings.Join(f.profiles, ", "), load*100, pace)
 }
 
 func (f *replayFlags) table(out io.Writer, t *replay.Trace, load float64, reports [][]*replay.Report) {
-	pace := reports[0][0].Speedup
-	fmt.Fprintf(out, "%s: %d requests, %d servers (%s), load %.0f %% (pace x%.2f)\n", t.Name, len(t.Requests), f.backends,
-		strings.Join(f.profiles, ", "), load*100, pace)
+	fmt.Fprintln(out, title(f, t, load, reports[0][0].Speedup))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "policy\tgoodput\tTTFT mean\tp50\tp90\tp95\tp99\tper token p50\tp90\tlatency\tprefilled/asked\tbusiest/mean\tin flight\tfailed\tpred/obs\t")
 	for i, rs := range reports {
