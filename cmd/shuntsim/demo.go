@@ -52,6 +52,10 @@ kernel. Elsewhere the same conversation runs through user space on the loopback 
 }
 
 func runDemo(ctx context.Context, out io.Writer, o demoOptions) (err error) {
+	// A reader of the output that has gone ends the demo, after everything is taken away.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	out = &reader{w: out, gone: cancel}
 	shunt, err := findShunt(o.shunt)
 	if err != nil {
 		return err
@@ -92,6 +96,20 @@ func runDemo(ctx context.Context, out io.Writer, o demoOptions) (err error) {
 		<-ctx.Done()
 	}
 	return nil
+}
+
+// reader is where the output goes; gone is called when it takes no more.
+type reader struct {
+	w    io.Writer
+	gone func()
+}
+
+func (r *reader) Write(p []byte) (int, error) {
+	n, err := r.w.Write(p)
+	if err != nil {
+		r.gone()
+	}
+	return n, err
 }
 
 // findShunt finds the daemon's binary: where the user says, beside this one, or in PATH.

@@ -184,6 +184,7 @@ func TestOverLimitBackendGetsNoFlow(t *testing.T) {
 	if r := w.chat(w.Clients[0], url, []message{{"user", "short"}}, 4); r.backend != "" {
 		t.Fatal("turn 2 was not steered")
 	}
+	d.weightsReturn() // an idle backend takes a request above the limit
 	done := make(chan error, 1)
 	go func() { // a big request of another client holds the backend over its limit
 		_, err := tryChat(w.Clients[1], url, []message{{"user", strings.Repeat(longPrompt, 10)}}, 4)
