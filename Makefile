@@ -28,7 +28,7 @@ UNIT  = $(shell $(GO) list ./... | grep -v /pkg/e2e)
 RACE  = $(shell $(GO) list ./pkg/... | grep -v -e /pkg/e2e -e /pkg/house)
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate test race e2e bench bench-datapath soak lint demo clean
+.PHONY: help build generate test race e2e bench bench-routing bench-datapath soak lint demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,13 @@ race: ## run the packages' tests but e2e under the race detector (needs a C comp
 
 e2e: build ## run the end-to-end tests only, talking
 	$(GO) test -count=1 -v -timeout 20m $(E2E)
+
+# Published trace files in TRACES; without it the traffic is generated.
+TRACES   ?=
+POLICIES ?= round_robin,least_requests,least_tokens,session,prefix,llm-d,sglang,dynamo,aibrix,oracle,least_cost
+
+bench-routing: build ## compare routing policies on traces (TRACES=DIR), and write bin/routing.html
+	bin/shuntsim replay $(if $(TRACES),--traces $(TRACES)) --policies $(POLICIES) --backends 8 --load 0.7,0.85 --html bin/routing.html
 
 bench: ## run the benchmarks
 	$(GO) test -run '^$$' -bench . -benchmem -p 1 ./pkg/...
