@@ -20,6 +20,8 @@ const (
 
 	// padding is what the ASCII loop may read beyond the place where it stands.
 	padding = 24
+	// tailSize is the size up to which a text is copied as a whole, to where the loop may read beyond its end.
+	tailSize = 64
 )
 
 // shortEntry remembers a piece of up to 15 bytes: its text, in the top byte its length and above that its tokens.
@@ -36,7 +38,7 @@ type state struct {
 	short    [1 << shortBits]shortEntry
 	long     [1 << longBits]longEntry
 	pairs    [1 << followBits]uint64 // what valid found: the pair, and in the lowest bit the answer
-	tail     [64 + padding]byte
+	tail     [tailSize + padding]byte
 	toks     []uint32
 	dead     []uint64
 	clean    []byte // the text without what is not UTF-8
@@ -107,7 +109,7 @@ func (e *Encoding) count(st *state, text string) (total int) {
 	inTail := false
 	for i := 0; i < len(text); {
 		if e.rules.fast {
-			if !inTail && len(text)-i < padding {
+			if !inTail && (len(text)-i < padding || i == 0 && len(text) <= tailSize) {
 				// The rest is copied to where the loop may read beyond it. Nothing before a piece decides about it.
 				n := copy(st.tail[:], text[i:])
 				clear(st.tail[n:])
@@ -191,15 +193,22 @@ func (e *Encoding) piece(st *state, p string, wide bool) int {
 	if len(p) > st.maxPiece {
 		return e.cutPiece(st, p, wide)
 	}
-	if e.whole != nil {
-		if _, ok := e.whole[p]; ok {
-			return 1
-		}
+	if e.isWhole(p) {
+		return 1
 	}
 	if wide {
 		return e.segments(st, p)
 	}
 	return e.segment(st, p)
+}
+
+// isWhole reports whether the piece is a token that no merge leads to.
+func (e *Encoding) isWhole(p string) bool {
+	if e.whole == nil {
+		return false
+	}
+	_, ok := e.whole[p]
+	return ok
 }
 
 func (e *Encoding) cutPiece(st *state, p string, wide bool) (total int) {
@@ -264,12 +273,9 @@ func (e *Encoding) missShort(slot *shortEntry, st *state, p string, lo, hi uint6
 	case len(p) == 1:
 	case len(p) <= 3 && lo&0x808080 == 0:
 		n = e.small.get(byte(lo), byte(lo>>8), byte(lo>>16), len(p))
+	case byte(lo) == ' ' && e.exact.holds(lo, hi):
+	case e.isWhole(p):
 	default:
-		if e.whole != nil {
-			if _, ok := e.whole[p]; ok {
-				break
-			}
-		}
 		n = e.merged(st, p)
 	}
 	slot.lo, slot.hi = lo, hi|uint64(n)<<countShift

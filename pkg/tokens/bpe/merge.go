@@ -124,16 +124,28 @@ func (e *Encoding) follows(st *state, a, b uint32) bool {
 
 // longest returns the longest token that text begins with.
 func (e *Encoding) longest(text string, work *int) uint32 {
+	if len(text) < 2 {
+		return uint32(text[0])
+	}
+	// Most ways end within a few bytes; the first two are one step.
+	s := e.heads[uint(text[0])<<8|uint(text[1])]
+	if s == 0 {
+		*work++
+		return uint32(text[0])
+	}
 	cells := e.trie
-	last, s := uint32(0), uint32(0)
-	c := cells[0]
-	i := 0
+	i := 2
+	c := cells[s]
+	last := cellToken(c)
+	if last == 0 {
+		last = uint32(text[0]) + 1
+	}
 	if len(text) >= 8 && load64(text, 0) == uint64(text[0])*ones {
 		if r := &e.runs[text[0]]; len(r.cells) > 8 {
 			i = runLength(text, len(r.cells))
 			last, s = r.tokens[i-1], r.cells[i-1]
 			c = cells[s]
-			*work += 1 + i/8
+			*work += i / 8
 		}
 	}
 	start := i
@@ -148,8 +160,25 @@ func (e *Encoding) longest(text string, work *int) uint32 {
 			last = t
 		}
 	}
-	*work += i - start
+	*work += i - start + 1
 	return last - 1
+}
+
+// newHeads finds the cell of each two bytes, 0 for those that no token begins with.
+func newHeads(t trie) []uint32 {
+	heads := make([]uint32, 1<<16)
+	for a := range uint32(256) {
+		first := cellBase(t[0]) + a
+		if cellParent(t[first]) != 0 {
+			continue
+		}
+		for b := range uint32(256) {
+			if next := cellBase(t[first]) + b; cellParent(t[next]) == first {
+				heads[a<<8|b] = next
+			}
+		}
+	}
+	return heads
 }
 
 // merged counts the tokens of one piece: the longest token first, and where two neighbours cannot stand so, a shorter one.

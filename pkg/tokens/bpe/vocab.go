@@ -18,7 +18,9 @@ type Encoding struct {
 	nfc     bool // normalize first
 
 	trie    trie
+	heads   []uint32 // cells by the first two bytes
 	runs    [256]byteRun
+	exact   exactTable
 	pairs   pairTable
 	split   []halves // by token
 	length  []uint16 // by token: size and group
@@ -200,7 +202,9 @@ func (b *builder) finish(tokens []string, ids []uint32) (*Encoding, error) {
 	if e.trie, err = newTrie(tokens, ids); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrVocabulary, err)
 	}
+	e.heads = newHeads(e.trie)
 	e.runs = newByteRuns(e.trie)
+	e.exact = newExactTable(tokens)
 	e.newRunGroups()
 	e.shorter = make([]uint32, len(e.split))
 	var stack []int
@@ -229,6 +233,7 @@ func (e *Encoding) Pattern() Pattern { return e.pattern }
 // Size returns the bytes that the encoding's tables take up, without those of the pooled work space.
 func (e *Encoding) Size() int {
 	n := len(e.trie)*8 + len(e.pairs.words)*8 + len(e.pairs.filter)*8 + len(e.split)*8 + len(e.length)*2 + len(e.shorter)*4
+	n += len(e.heads)*4 + len(e.exact.texts)*16 + len(e.exact.filter)*8
 	n += len(e.seams.pairs)*8 + len(e.seams.runes) + len(e.small.two) + len(e.small.three)
 	for t := range e.whole {
 		n += len(t) + 32
