@@ -60,7 +60,7 @@ SIGHUP reads the file again; a file that is refused changes nothing.`,
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE`")
 	cmd.Flags().StringArrayVar(&backends, "backend", nil, "`URL` or NAME=URL of an inference server; may be repeated")
 	cmd.Flags().StringVar(&listen, "listen", "", "`ADDR` for clients, IP:PORT or :PORT (default 0.0.0.0:8080)")
-	cmd.Flags().StringVar(&policy, "policy", "", "`NAME` of the policy (default session)")
+	cmd.Flags().StringVar(&policy, "policy", "", "`NAME` of the policy (default least_cost)")
 	cmd.Flags().StringVar(&adminAddr, "admin", "", "`ADDR` or path of a socket for the admin listener, or off (default "+defaultAdmin+")")
 	return cmd
 }

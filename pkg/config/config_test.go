@@ -19,7 +19,7 @@ var testHost = Host{
 	LocalPortRange: [2]int{32768, 60999},
 	Addrs:          []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("10.0.0.1")},
 	Interfaces:     []string{"lo", "eth0"},
-	Policies:       []string{"least_requests", "least_tokens", "round_robin", "session"},
+	Policies:       []string{"least_cost", "least_requests", "least_tokens", "round_robin", "session"},
 }
 
 // marks are the comments "# want MESSAGE" or "# warn MESSAGE" of a file: the beginnings of the problems that must be
@@ -156,7 +156,7 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := c.Pools[0]
-	if p.Name != "default" || p.Policy != "session" || p.Health.Interval != 2*time.Second || p.Backends[0].Weight != 1 {
+	if p.Name != "default" || p.Policy != "least_cost" || p.Health.Interval != 2*time.Second || p.Backends[0].Weight != 1 {
 		t.Errorf("pool: %+v", p)
 	}
 	if c.Steering.Mode != ModeOff || c.Steering.NATPorts != (PortRange{20000, 32767}) || c.Admin.Listen.String() != "127.0.0.1:9090" {
