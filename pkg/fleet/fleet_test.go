@@ -443,6 +443,34 @@ func TestExpectedOutput(t *testing.T) {
 	if n := p.ExpectedOutput(0); n < 990 || n > 1000 {
 		t.Errorf("after answers of 1000 tokens: expected %d", n)
 	}
+	// A few that run to their limit change little, a lasting change much.
+	for i := range 3000 {
+		n := int64(100 + i%50)
+		if i%20 == 0 {
+			n = 100_000
+		}
+		p.ObserveOutput(n)
+	}
+	if n := p.ExpectedOutput(0); n < 100 || n > 150 {
+		t.Errorf("after answers of 100 to 150 tokens and some of 100,000: expected %d", n)
+	}
+	if n := p.ExpectedOutput(60); n != 60 {
+		t.Errorf("with a limit of 60: expected %d", n)
+	}
+}
+
+func TestLengthBucketsGrow(t *testing.T) {
+	last := -1
+	for v := int64(0); v < 1<<20; v += 1 + v/64 {
+		b := lengthBucket(v)
+		if b < last || b > last+1 {
+			t.Fatalf("%d is in bucket %d after %d", v, b, last)
+		}
+		last = b
+	}
+	if b := lengthBucket(1 << 62); b != 32*lengthParts-1 {
+		t.Errorf("a length beyond all is in bucket %d", b)
+	}
 }
 
 func TestPolicyOutOfRangeIsAnError(t *testing.T) {

@@ -8,26 +8,23 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
 const (
-	// meanWindow is the weight of the past in the running means: each sample counts 1/meanWindow.
-	meanWindow = 32
-	// firstOutputMean is the output expected of a request before any was seen, in tokens.
-	firstOutputMean = 256
+	// firstOutput is the output expected of a request before any was seen, in tokens.
+	firstOutput = 256
 	// pinFade is how many updates of the limits it takes for the memory of a pin's charge to fade to a third.
 	pinFade = 16384
 )
 
 // Pool is the backends that serve the same models under one policy.
 type Pool struct {
-	name       string
-	now        func() time.Duration
-	index      Index         // nil: none
-	outputMean atomic.Uint64 // bits of a float64
-	lines      lines
+	name    string
+	now     func() time.Duration
+	index   Index // nil: none
+	outputs lengths
+	lines   lines
 
 	mu       sync.Mutex
 	rand     *rand.Rand
@@ -39,7 +36,6 @@ type Pool struct {
 
 func newPool(name string, now func() time.Duration, index Index) *Pool {
 	p := &Pool{name: name, now: now, index: index, rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
-	p.outputMean.Store(math.Float64bits(firstOutputMean))
 	return p
 }
 
@@ -181,20 +177,20 @@ func (p *Pool) know(c *Candidate, q *Query, now time.Duration, speed Speed) {
 // StaleGauges is the age at which an engine's gauges are no longer believed: they are unknown then, not 0.
 const StaleGauges = 5 * time.Second
 
-// ExpectedOutput returns the tokens that an answer is expected to have: the running mean of those seen, capped by
-// the request's own limit (0 = it sets none).
+// ExpectedOutput returns the tokens that an answer is expected to have: a quantile of the recent ones' lengths, capped by the
+// request's own limit (0 = it sets none).
 func (p *Pool) ExpectedOutput(maxTokens int64) int64 {
-	mean := int64(math.Round(math.Float64frombits(p.outputMean.Load())))
+	n := int64(math.Round(p.outputs.expected(firstOutput)))
 	if maxTokens > 0 {
-		return min(maxTokens, mean)
+		return min(maxTokens, n)
 	}
-	return mean
+	return n
 }
 
 // ObserveOutput enters the length of a whole answer, in tokens.
 func (p *Pool) ObserveOutput(n int64) {
 	if n >= 0 {
-		move(&p.outputMean, float64(n))
+		p.outputs.add(n)
 	}
 }
 
@@ -222,15 +218,5 @@ func (p *Pool) updateLimits(factor float64, slack int64) {
 			}
 		}
 		b.slot.Limit.Store(limit)
-	}
-}
-
-func move(mean *atomic.Uint64, sample float64) {
-	for {
-		old := mean.Load()
-		m := math.Float64frombits(old)
-		if mean.CompareAndSwap(old, math.Float64bits(m+(sample-m)/meanWindow)) {
-			return
-		}
 	}
 }
