@@ -70,7 +70,7 @@ bench-datapath: ## time the kernel program by itself, each row against an empty 
 bench-tokens: ## print what counting tokens costs, beside tiktoken-go in the same run
 	@$(GO) test -run '^$$' -bench '^BenchmarkTable$$' -benchtime 1x -timeout 10m ./pkg/tokens/bpe | grep -v -e '^BenchmarkTable' -e '^PASS' -e '^goos' -e '^goarch' -e '^pkg'
 
-soak: build ## run the long tests at full length
+soak: build ## run the long tests at full length: 40 minutes or so
 	SHUNT_SOAK=1 $(GO) run ./scripts/testsum -count=1 -p 1 -timeout 3h -run 'Soak' ./pkg/...
 
 lint: ## run golangci-lint if it is installed, else go vet and staticcheck

@@ -135,8 +135,9 @@ func TestSmallRequestsAreNotBehindTheBigOne(t *testing.T) {
 	}
 }
 
-// A thousand clients leave at random points; nothing stays charged, and the daemon's goroutines go back.
-func TestAbortsLeaveNothing(t *testing.T) {
+// A thousand clients leave at random points, and with SHUNT_SOAK=1 as many more as ten minutes allow; nothing stays
+// charged, and the daemon's goroutines and memory go back.
+func TestSoakAborts(t *testing.T) {
 	w := newWorld(t, 1, 2)
 	w.engine(0, "--ttft", "20ms", "--itl", "5ms")
 	w.engine(1, "--ttft", "20ms", "--itl", "5ms")
@@ -149,7 +150,12 @@ func TestAbortsLeaveNothing(t *testing.T) {
 	slots := make(chan struct{}, 24)
 	var wg sync.WaitGroup
 	client := &http.Client{Transport: &http.Transport{DialContext: w.Clients[0].Dial, DisableKeepAlives: true}}
-	for i := range 1000 {
+	start, long := time.Now(), os.Getenv("SHUNT_SOAK") == "1"
+	memory := 0.0
+	for i := 0; i < 1000 || long && time.Since(start) < 10*time.Minute; i++ {
+		if i == 900 {
+			memory = d.metric("process_resident_memory_bytes")
+		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
@@ -169,6 +175,9 @@ func TestAbortsLeaveNothing(t *testing.T) {
 	wg.Wait()
 	d.weightsReturn()
 	wait(t, 30*time.Second, "goroutines go back", func() bool { return d.metric("go_goroutines") <= before+5 })
+	if m := d.metric("process_resident_memory_bytes"); memory == 0 || m > memory+64<<20 {
+		t.Errorf("the daemon's memory grew from %.0f to %.0f bytes", memory, m)
+	}
 	if n := d.metric("shunt_requests_total", "client_gone"); n == 0 {
 		t.Error("no request counts as left by its client: the test aborted nothing")
 	}

@@ -177,7 +177,7 @@ func (w *world) start(ns *lab.Namespace, attr *syscall.SysProcAttr, name string,
 	label := fmt.Sprintf("%s #%d", filepath.Base(name), w.n)
 	w.t.Cleanup(func() {
 		if w.t.Failed() {
-			w.t.Logf("--- %s %s\n%s", label, strings.Join(args, " "), tail(p.out.String(), 6000))
+			w.t.Logf("--- %s %s (%v)\n%s", label, strings.Join(args, " "), p.Cmd.ProcessState, tail(p.out.String(), 6000))
 		}
 	})
 	return p

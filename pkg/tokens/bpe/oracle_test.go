@@ -125,7 +125,8 @@ func TestCorpora(t *testing.T) {
 }
 
 // Every code point, beside others and beside a letter; and a sample of them in a longer context, all with SHUNT_SOAK=1.
-func TestCodePoints(t *testing.T) {
+func TestSoakCodePoints(t *testing.T) {
+	pairs(t) // loads the classes
 	all := os.Getenv("SHUNT_SOAK") == "1"
 	rng := rand.New(rand.NewPCG(5, 6))
 	var row, full strings.Builder
