@@ -29,7 +29,7 @@ var (
 // Defaults of Options.
 const (
 	DefaultMaxBytes     = 256 << 10
-	DefaultMaxRun       = 4096
+	DefaultMaxRun       = 64 << 10
 	DefaultCacheEntries = 1 << 16
 	DefaultLargeWait    = 3 * time.Millisecond
 )

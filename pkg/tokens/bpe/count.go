@@ -89,7 +89,7 @@ func (e *Encoding) CountBytes(text []byte) int {
 }
 
 // CountCut is Count with pieces cut every maxPiece bytes, where that is not 0, and counted part by part. cut says that there
-// was such a piece; each cut can change the count by one or two.
+// was such a piece; a cut can add up to four tokens, or hide one.
 func (e *Encoding) CountCut(text string, maxPiece int) (n int, cut bool) {
 	st := e.states.Get().(*state)
 	st.maxPiece, st.cut = maxPiece, false
