@@ -104,6 +104,13 @@ func (ex *exchange) plan() {
 	q.Session = uint64(ex.key)
 	if ex.s.o.Tracker != nil {
 		q.Home = ex.s.o.Tracker.Home(ex.key)
+		// A session's own answers say more than everybody's; a few of them not everything.
+		if n := ex.s.o.Tracker.Output(ex.key); n > 0 && q.OutputTokens > 0 {
+			q.OutputTokens = (q.OutputTokens + n + 1) / 2
+			if ex.maxTokens > 0 {
+				q.OutputTokens = min(q.OutputTokens, ex.maxTokens)
+			}
+		}
 	}
 	if q.Home == 0 && ex.key != 0 && ex.s.o.Pins != nil {
 		q.Home = ex.s.o.Pins.Inherited(ex.client.remote, ex.client.local)

@@ -157,6 +157,22 @@ func (t *Tracker) Expected(k Key) int64 {
 	return e.context + int64(e.output+0.5)
 }
 
+// Output returns the mean length of the session's recent answers in tokens, 0 if none was observed.
+func (t *Tracker) Output(k Key) int64 {
+	if k == 0 {
+		return 0
+	}
+	now := t.now()
+	s := t.shard(k)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.use(k, now, t.idle)
+	if e == nil {
+		return 0
+	}
+	return int64(e.output + 0.5)
+}
+
 // Forget makes the backend nobody's home: it has left the fleet, and its ID may pass to another. It costs the same
 // however many sessions there are.
 func (t *Tracker) Forget(id fleet.ID) {

@@ -87,6 +87,12 @@ func TestTrackerExpected(t *testing.T) {
 		}
 	}
 	tr.Observe(0, 1000, 100)
+	if got := tr.Output(1); got != 150 {
+		t.Errorf("mean answer of %d tokens, want 150", got)
+	}
+	if tr.Output(0) != 0 || tr.Output(99) != 0 {
+		t.Error("a session that was never seen has answers")
+	}
 	if tr.Expected(0) != 0 || tr.Expected(99) != 0 {
 		t.Error("tokens are expected of a session that is not known")
 	}

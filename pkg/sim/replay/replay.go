@@ -358,6 +358,9 @@ func (w *world) send(t *try) {
 	q.Session, q.Streams = r.Session, true
 	q.Blocks, q.BlockTokens = r.Blocks, float64(w.t.BlockTokens)
 	q.Home = rt.tracker.Home(session.Key(r.Session))
+	if n := rt.tracker.Output(session.Key(r.Session)); n > 0 {
+		q.OutputTokens = (q.OutputTokens + n + 1) / 2
+	}
 	if rt.rule != nil {
 		rt.rule.see(r, t.blocks)
 	}
