@@ -123,7 +123,11 @@ func seconds(q *fleet.Query, c *fleet.Candidate) float64 {
 	return cost
 }
 
+// foreignTrust is how much the engine's requests of others count: a report is old when it comes, and balancers that all follow
+// the last one run after each other.
+const foreignTrust = 0.5
+
 // foreign is the engine's requests that are not the front end's own.
 func foreign(c *fleet.Candidate) float64 {
-	return float64(max(c.Gauges.Waiting+c.Gauges.Running-c.Gauges.Sent, 0))
+	return foreignTrust * float64(max(c.Gauges.Waiting+c.Gauges.Running-c.Gauges.Sent, 0))
 }
