@@ -52,6 +52,7 @@ enum shunt_flow_flags {
 	SHUNT_FLOW_DEAD = 1 << 10,   /* about to be deleted, by whoever set this */
 	SHUNT_FLOW_HELD = 1 << 11,   /* reverse entry without its forward entry: only holds the NAT port */
 	SHUNT_FLOW_KILLED = 1 << 12, /* ended by the daemon: each packet is answered with a RST; in both entries */
+	SHUNT_FLOW_ANSWERED = 1 << 14, /* no request is waiting for its answer's begin; a reverse entry has its own */
 	SHUNT_FLOW_DSR = 1 << 13,    /* forward entry alone; the backend answers the client itself */
 };
 
@@ -65,6 +66,8 @@ struct config {
 	__u32 flows_per_session; /* open flows allowed to an address: flows_per_session * sessions + flows_slack */
 	__u32 flows_slack;       /* both 0 = no bound */
 	__u32 decay_s;           /* an open flow that moves no bytes for so long charges nothing; 0 = it keeps its charge */
+	__u32 output_permille;   /* of a request's tokens: what is left to decode when the answer begins; 0 = the charge stays */
+	__u32 answer_bytes;      /* of an answer's bytes for each token of it; 0 = unknown */
 	__u64 client_every_ns;   /* new flows of one client address: one in so long, */
 	__u64 client_burst_ns;   /* after a burst of client_burst_ns / client_every_ns; every 0 = no bound */
 	__u64 vip_every_ns;      /* likewise of one VIP */
@@ -207,7 +210,7 @@ struct flow {
 	__u32 tokens;       /* what one request of this connection charges */
 	__u32 bytes_high;   /* how often bytes began anew */
 	__u32 fin;          /* forward entry: what acknowledges the client's FIN; dsr: the client's next sequence number */
-	__u32 seen;         /* bytes at the last sweep */
+	__u32 seen;         /* forward entry: bytes of answers at the last sweep */
 	__u32 answered;     /* dsr: bytes of answers that the client acknowledged, modulo 2^32 */
 };
 
@@ -299,7 +302,7 @@ struct state {
 	__u32 pad;
 };
 
-_Static_assert(sizeof(struct config) == 80, "config");
+_Static_assert(sizeof(struct config) == 88, "config");
 _Static_assert(sizeof(struct vip_key) == 20, "vip_key");
 _Static_assert(sizeof(struct vip) == 32, "vip");
 _Static_assert(sizeof(struct backend) == 80, "backend");

@@ -217,11 +217,47 @@ __noinline int flow_settle(const struct flow_key *k, struct flow *fwd, const str
 	return 1;
 }
 
+static __always_inline __u32 flow_unmark(struct flow *f, __u32 bits)
+{
+	return __sync_fetch_and_and(&f->flags, ~bits);
+}
+
+/* Changes what an open connection charges. Whoever closes it meanwhile finds the new charge or leaves it to us. */
+static __always_inline void flow_charge(struct flow *fwd, __u32 to)
+{
+	__u32 was = __sync_lock_test_and_set(&fwd->charge, to);
+
+	weight_return(fwd->backend, (__s64)was - to, 0, 0);
+	if (flow_flags(fwd) & SHUNT_FLOW_CLOSED)
+		weight_return(fwd->backend, __sync_lock_test_and_set(&fwd->charge, 0), 0, 0);
+}
+
+/* A request begins on an open connection: it charges what the first one did. */
+static __always_inline void flow_asked(struct flow *fwd, struct flow *rev, const struct config *c)
+{
+	flow_unmark(fwd, SHUNT_FLOW_ANSWERED);
+	if (rev)
+		flow_unmark(rev, SHUNT_FLOW_ANSWERED);
+	if (c->output_permille)
+		flow_charge(fwd, fwd->tokens);
+}
+
+/* Its answer begins: the prompt has been read. */
+static __always_inline void flow_answered(struct flow *fwd, const struct config *c, __u32 bytes)
+{
+	__u32 left = (__u64)fwd->tokens * c->output_permille / 1000;
+
+	flow_mark(fwd, SHUNT_FLOW_ANSWERED);
+	fwd->seen = bytes;
+	if (c->output_permille && left < fwd->charge)
+		flow_charge(fwd, left);
+}
+
 /* The handshake is complete: from here on the charge counts for the L7's choices too. */
 static __always_inline void flow_establish(struct flow *fwd)
 {
 	__u32 charge = *(volatile __u32 *)&fwd->charge; /* read first: whoever settles after the mark leaves the half-open part to us */
-	__u32 was = flow_mark(fwd, SHUNT_FLOW_ESTAB);
+	__u32 was = flow_mark(fwd, SHUNT_FLOW_ESTAB | SHUNT_FLOW_ANSWERED);
 
 	if (!(was & (SHUNT_FLOW_ESTAB | SHUNT_FLOW_CLOSED)))
 		weight_return(fwd->backend, 0, charge, 0);
@@ -278,6 +314,32 @@ __noinline int flow_release(const struct flow_key *k, struct flow *fwd, __u64 no
 	return 1;
 }
 
+const volatile __u64 wait_ns = 600 * SECOND; /* for an answer's first byte */
+
+/* Once a second: the charge follows the answer's bytes, and an idle connection charges nothing. */
+__noinline int flow_decay(struct flow *fwd, struct flow *rev, __u32 idle)
+{
+	__u32 zero = 0, flags, out, moved, give = 0, charge;
+	struct config *c = bpf_map_lookup_elem(&shunt_config, &zero);
+
+	if (!fwd || !c || !c->output_permille)
+		return 0;
+	flags = flow_flags(fwd);
+	charge = *(volatile __u32 *)&fwd->charge;
+	out = rev ? rev->bytes : fwd->answered;
+	moved = out - fwd->seen;
+	fwd->seen = out;
+	if (!charge || (flags & (SHUNT_FLOW_ESTAB | SHUNT_FLOW_CLOSED)) != SHUNT_FLOW_ESTAB)
+		return 0;
+	if (flags & SHUNT_FLOW_ANSWERED && c->answer_bytes)
+		give = moved / c->answer_bytes;
+	if (tick_silent(idle, 0, flags & SHUNT_FLOW_ANSWERED ? c->decay_s * SECOND : wait_ns))
+		give = charge;
+	if (give)
+		flow_charge(fwd, give < charge ? charge - give : 0);
+	return 1;
+}
+
 /* Whether the daemon has ended what the backend has open. */
 static __always_inline int flow_backend_killed(__u32 id)
 {
@@ -326,8 +388,11 @@ __noinline int flow_expire(const struct flow_key *k, struct flow *f, __u64 now)
 	gone = tick_silent(t, last, flow_limit(flags));
 	if (gone || (flags & SHUNT_FLOW_SUSPECT && tick_silent(t, last, closed_ns)))
 		flow_settle(fk, fwd, rev, now);
-	if (!gone)
+	if (!gone) {
+		if (!reverse)
+			flow_decay(fwd, rev, t - last);
 		return 0;
+	}
 	if (other)
 		flow_delete(&ok, other);
 	return flow_delete(k, f);

@@ -122,6 +122,31 @@ static __always_inline enum shunt_reason syn_question(const struct config *c, co
 	return SHUNT_PASS_SAMPLED;
 }
 
+/* One word for a bucket: when the next new flow would be due at the bounded rate. It may run ahead of the clock by the
+ * burst. Of two processors that meet one may be refused: then the L7 serves. */
+static __always_inline int rate_take(__u64 *due, __u64 every, __u64 burst, __u64 now)
+{
+	__u64 was = *(volatile __u64 *)due, from = (__s64)(was - now) > 0 ? was : now;
+
+	if (!every)
+		return 1;
+	if (from - now > burst)
+		return 0;
+	return __sync_val_compare_and_swap(due, was, from + every) == was;
+}
+
+/* A flood from a pinned address, or from many, must not fill the tables. */
+static __always_inline enum shunt_reason syn_rate(const struct config *c, struct session_use *use, __u32 vip, __u64 now)
+{
+	struct vip_use *v = bpf_map_lookup_elem(&shunt_vip_use, &vip);
+
+	if (!rate_take(&use->rate_ns, c->client_every_ns, c->client_burst_ns, now))
+		return SHUNT_PASS_CLIENT_RATE;
+	if (v && !rate_take(&v->rate_ns, c->vip_every_ns, c->vip_burst_ns, now))
+		return SHUNT_PASS_VIP_RATE;
+	return SHUNT_REASON_NONE;
+}
+
 /* Takes one of the pin's connections. The first use of a new pin starts the count anew. */
 static __always_inline enum shunt_reason syn_take_connection(const struct session *s, struct session_use *use)
 {
@@ -209,6 +234,9 @@ static __noinline enum shunt_reason syn_verdict(void *ctx, const struct pkt *p, 
 		use = syn_use(&o->session);
 	if (!use)
 		return SHUNT_PASS_TABLE_FULL;
+	why = syn_rate(c, use, o->session.vip_id, o->now);
+	if (why)
+		return why;
 	why = syn_question(c, s, use, o->now);
 	if (why) {
 		if (why == SHUNT_PASS_SAMPLED)

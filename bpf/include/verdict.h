@@ -264,11 +264,16 @@ static __always_inline void flow_acked(struct flow *f, __u32 flags, __u32 ack)
 static __always_inline int flow_fast(struct flow *f, const struct tcphdr *t, __u32 len, __u32 ip_head, const void *src_mac, __u32 iif)
 {
 	__u8 tcp_flags = ((const __u8 *)t)[13];
-	__u32 flags = flow_flags(f), id = f->backend;
+	__u32 flags = flow_flags(f), id = f->backend, data;
 
 	if ((tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST | TCP_ACK)) != TCP_ACK)
 		return 0;
 	if ((flags & (SHUNT_FLOW_SYNACK | SHUNT_FLOW_HELD | SHUNT_FLOW_KILLED)) != SHUNT_FLOW_SYNACK)
+		return 0;
+	data = len - ip_head - (((const __u8 *)t)[12] >> 4) * 4;
+	if (data && !(flags & (flags & SHUNT_FLOW_ANSWERED ? SHUNT_FLOW_REVERSE : SHUNT_FLOW_FORWARD)))
+		return 0; /* a request or an answer begins */
+	if (flags & SHUNT_FLOW_DSR && !(flags & SHUNT_FLOW_ANSWERED) && bpf_ntohl(t->ack_seq) != f->ack)
 		return 0;
 	if (!(flags & SHUNT_FLOW_REVERSE)) {
 		struct epoch *e = bpf_map_lookup_elem(&shunt_epochs, &id);
@@ -277,9 +282,37 @@ static __always_inline int flow_fast(struct flow *f, const struct tcphdr *t, __u
 			return 0;
 	}
 	if (flags & SHUNT_FLOW_DSR)
-		flow_sent(f, bpf_ntohl(t->seq) + len - ip_head - (((const __u8 *)t)[12] >> 4) * 4);
+		flow_sent(f, bpf_ntohl(t->seq) + data);
 	flow_acked(f, flags, bpf_ntohl(t->ack_seq));
 	flow_count(f, flags & SHUNT_FLOW_REVERSE, len);
+	return 1;
+}
+
+/* A segment with data, or with dsr one that acknowledges data: a request or an answer may begin with it. */
+__noinline int on_data(const struct pkt *p, struct flow *f)
+{
+	struct flow_key ok;
+	__u32 zero = 0, flags;
+	struct config *c = bpf_map_lookup_elem(&shunt_config, &zero);
+	struct flow *other = 0;
+
+	if (!p || !f || !c)
+		return 0;
+	flags = flow_flags(f);
+	if (!(flags & SHUNT_FLOW_DSR)) {
+		flow_other_key(&ok, f);
+		other = flow_find(&ok);
+		if (!other)
+			return 0;
+	}
+	if (flags & SHUNT_FLOW_REVERSE) {
+		flow_mark(f, SHUNT_FLOW_ANSWERED);
+		flow_answered(other ? other : f, c, f->bytes);
+	} else if (p->tcp_len > p->tcp_head) {
+		flow_asked(f, other, c);
+	} else if (flags & SHUNT_FLOW_DSR) {
+		flow_answered(f, c, f->answered);
+	}
 	return 1;
 }
 
@@ -305,6 +338,12 @@ static __always_inline int on_forward(const struct pkt *p, struct flow *f)
 		}
 		if (open && (flags & (SHUNT_FLOW_SYNACK | SHUNT_FLOW_ESTAB)) == SHUNT_FLOW_SYNACK)
 			flow_establish(f);
+	}
+	if (open && flags & SHUNT_FLOW_SYNACK) {
+		int begins = p->tcp_len > p->tcp_head && (flow_flags(f) & SHUNT_FLOW_ANSWERED ? !reverse : reverse);
+
+		if (begins || (flags & SHUNT_FLOW_DSR && flags & SHUNT_FLOW_ESTAB && !(flags & SHUNT_FLOW_ANSWERED) && p->ack != f->ack))
+			on_data(p, f);
 	}
 	/* Before the SYN-ACK, ack is what it has to acknowledge, and the time is the SYN's. */
 	if (open && flags & SHUNT_FLOW_SYNACK)

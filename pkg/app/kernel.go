@@ -31,6 +31,16 @@ const (
 	// connections for one conversation.
 	flowsPerSession = 2
 	flowsSlack      = 2
+	// What a steered request has left to decode when its answer begins, as a share of its tokens; the bytes on the wire
+	// for each streamed token (a chunk of server-sent events in a packet of its own); how long a silence says that the
+	// answer is over.
+	outputShare = 0.25
+	answerBytes = 300
+	answerIdle  = 3 * time.Second
+	// New flows a second: far above what clients do, and so low that a flood cannot fill the tables within the three
+	// seconds that a half-open flow lives.
+	clientRate, clientBurst = 100, 200
+	vipRate, vipBurst       = 20_000, 20_000
 )
 
 // kernel keeps the kernel's view of the fleet: which backends may be steered to, and how much they may carry. It is
@@ -54,24 +64,34 @@ type kernel struct {
 	attached atomic.Bool
 }
 
-// openKernel loads or takes over the maps and the program. The error is datapath.ErrUnavailable and says what is
-// missing where the machine or the privileges do not allow it.
-func openKernel(cfg *config.Config, log *slog.Logger) (*kernel, error) {
+// kernelOptions are the datapath's options of a configuration.
+func kernelOptions(cfg *config.Config) datapath.Options {
 	s := cfg.Steering
-	k := &kernel{cfg: s, log: log, wake: make(chan struct{}, 1)}
 	settings := datapath.Settings{
 		NATPorts:   netdev.PortRange{First: s.NATPorts.First, Last: s.NATPorts.Last},
 		Lease:      datapath.Lease{Idle: s.Lease.Idle, Sample: uint32(s.Lease.Sample), FlowsPerSession: flowsPerSession, FlowsSlack: flowsSlack},
+		Charge:     datapath.Charge{OutputShare: outputShare, AnswerBytes: answerBytes, Idle: answerIdle},
+		ClientRate: datapath.Rate{PerSecond: clientRate, Burst: clientBurst},
+		VIPRate:    datapath.Rate{PerSecond: vipRate, Burst: vipBurst},
 		DrainLimit: s.DrainLimit,
 	}
 	for _, a := range s.VIP {
-		vip := netip.AddrPortFrom(a, cfg.Listen.Port())
-		k.vips = append(k.vips, vip)
-		settings.VIPs = append(settings.VIPs, datapath.VIP{Addr: vip, SNAT: s.SNATFor(a), DSR: s.Mode == config.ModeDSR})
+		settings.VIPs = append(settings.VIPs, datapath.VIP{
+			Addr: netip.AddrPortFrom(a, cfg.Listen.Port()), SNAT: s.SNATFor(a), DSR: s.Mode == config.ModeDSR,
+		})
 	}
-	dp, err := datapath.Open(datapath.Options{
-		Instance: s.Instance, BPFFS: s.BPFFS, Interfaces: s.Interfaces, Attach: s.Attach, Settings: settings,
-	})
+	return datapath.Options{Instance: s.Instance, BPFFS: s.BPFFS, Interfaces: s.Interfaces, Attach: s.Attach, Settings: settings}
+}
+
+// openKernel loads or takes over the maps and the program. The error is datapath.ErrUnavailable and says what is
+// missing where the machine or the privileges do not allow it.
+func openKernel(cfg *config.Config, log *slog.Logger) (*kernel, error) {
+	k := &kernel{cfg: cfg.Steering, log: log, wake: make(chan struct{}, 1)}
+	o := kernelOptions(cfg)
+	for _, v := range o.VIPs {
+		k.vips = append(k.vips, v.Addr)
+	}
+	dp, err := datapath.Open(o)
 	if err != nil {
 		return nil, err
 	}

@@ -64,11 +64,29 @@ type Lease struct {
 	FlowsSlack      uint32        // both 0 = no bound
 }
 
+// Charge says how the tokens of an open connection follow its requests. A connection charges its pin's tokens when it
+// opens and when a request begins on it, the share of the output when the answer begins, less with each byte of the
+// answer, and nothing once it is idle.
+type Charge struct {
+	OutputShare float64       // of a request's tokens, what is left when its answer begins; 0 = the charge stays until the end
+	AnswerBytes uint32        // on the wire for each token of an answer; 0 = unknown
+	Idle        time.Duration // without a packet, after an answer has begun or before the first request
+}
+
+// Rate bounds new steered connections; more of them pass to the L7. The zero value bounds nothing.
+type Rate struct {
+	PerSecond float64
+	Burst     int // at once, before the rate counts
+}
+
 // Settings are what the kernel steers by.
 type Settings struct {
 	VIPs     []VIP
 	NATPorts netdev.PortRange // source ports towards backends
 	Lease    Lease
+	Charge   Charge
+	// New flows of each client address, and of each VIP.
+	ClientRate, VIPRate Rate
 	// DrainLimit ends the open connections of a backend that has been drained, in maintenance or removed for so long;
 	// 0 = they run to their end.
 	DrainLimit time.Duration

@@ -132,11 +132,11 @@ func TestNotSteered(t *testing.T) {
 		{"expired", "pass_lease_expired",
 			func() { p := pin; p.Expires = 1; must(t, pins.Put(key, p)) }, nil},
 		{"idle for too long", "pass_lease_idle",
-			func() { d.writeConfig(Lease{Idle: 1}) },
-			func() { d.writeConfig(Lease{}) }},
+			func() { d.writeConfig(Settings{Lease: Lease{Idle: 1}}) },
+			func() { d.writeConfig(Settings{Lease: Lease{}}) }},
 		{"sampled", "pass_sampled",
-			func() { d.writeConfig(Lease{Sample: 1}) },
-			func() { d.writeConfig(Lease{}) }},
+			func() { d.writeConfig(Settings{Lease: Lease{Sample: 1}}) },
+			func() { d.writeConfig(Settings{Lease: Lease{}}) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			must(t, pins.Put(key, pin))

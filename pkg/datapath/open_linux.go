@@ -151,7 +151,7 @@ func Open(o Options) (_ *Datapath, err error) {
 	if err := d.adopt(); err != nil {
 		return nil, err
 	}
-	d.writeConfig(o.Lease)
+	d.writeConfig(o.Settings)
 	d.pins = newPinTable(d)
 	return d, nil
 }
@@ -322,14 +322,32 @@ func mapArray[T any](m *ebpf.Map) ([]T, error) {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(mem))), m.MaxEntries()), nil
 }
 
-func (d *Datapath) writeConfig(l Lease) {
-	c := d.config
+func (d *Datapath) writeConfig(s Settings) {
+	c, l := d.config, s.Lease
 	atomic.StoreUint64(&c.SessionIdleNs, uint64(max(l.Idle, 0)))
 	atomic.StoreUint64(&c.HeartbeatMaxNs, uint64(heartbeatMax))
 	atomic.StoreUint32(&c.Sample, l.Sample)
 	atomic.StoreUint32(&c.FlowsPerSession, l.FlowsPerSession)
 	atomic.StoreUint32(&c.FlowsSlack, l.FlowsSlack)
+	atomic.StoreUint32(&c.DecayS, uint32(max(s.Charge.Idle, time.Second)/time.Second))
+	atomic.StoreUint32(&c.AnswerBytes, s.Charge.AnswerBytes)
+	atomic.StoreUint32(&c.OutputPermille, uint32(1000*min(max(s.Charge.OutputShare, 0), 1)))
+	every, burst := s.ClientRate.nanoseconds()
+	atomic.StoreUint64(&c.ClientBurstNs, burst)
+	atomic.StoreUint64(&c.ClientEveryNs, every)
+	every, burst = s.VIPRate.nanoseconds()
+	atomic.StoreUint64(&c.VipBurstNs, burst)
+	atomic.StoreUint64(&c.VipEveryNs, every)
 	atomic.StoreUint32(&c.Abi, abi)
+}
+
+// nanoseconds are the time between two flows, and how far a burst may run ahead.
+func (r Rate) nanoseconds() (every, burst uint64) {
+	if r.PerSecond <= 0 {
+		return 0, 0
+	}
+	every = uint64(max(1e9/r.PerSecond, 1))
+	return every, every * uint64(max(r.Burst-1, 0))
 }
 
 // adopt reads what the former daemon left: backends by name, and VIPs.

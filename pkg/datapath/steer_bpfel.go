@@ -44,6 +44,8 @@ type steerConfig struct {
 	FlowsPerSession uint32
 	FlowsSlack      uint32
 	DecayS          uint32
+	OutputPermille  uint32
+	AnswerBytes     uint32
 	ClientEveryNs   uint64
 	ClientBurstNs   uint64
 	VipEveryNs      uint64
@@ -207,20 +209,21 @@ const (
 type steerShuntFlowFlags uint32
 
 const (
-	steerShuntFlowFlagsSHUNT_FLOW_FORWARD steerShuntFlowFlags = 1
-	steerShuntFlowFlagsSHUNT_FLOW_REVERSE steerShuntFlowFlags = 2
-	steerShuntFlowFlagsSHUNT_FLOW_SYNACK  steerShuntFlowFlags = 4
-	steerShuntFlowFlagsSHUNT_FLOW_ESTAB   steerShuntFlowFlags = 8
-	steerShuntFlowFlagsSHUNT_FLOW_CFIN    steerShuntFlowFlags = 16
-	steerShuntFlowFlagsSHUNT_FLOW_BFIN    steerShuntFlowFlags = 32
-	steerShuntFlowFlagsSHUNT_FLOW_BFIN1   steerShuntFlowFlags = 64
-	steerShuntFlowFlagsSHUNT_FLOW_RST     steerShuntFlowFlags = 128
-	steerShuntFlowFlagsSHUNT_FLOW_SUSPECT steerShuntFlowFlags = 256
-	steerShuntFlowFlagsSHUNT_FLOW_CLOSED  steerShuntFlowFlags = 512
-	steerShuntFlowFlagsSHUNT_FLOW_DEAD    steerShuntFlowFlags = 1024
-	steerShuntFlowFlagsSHUNT_FLOW_HELD    steerShuntFlowFlags = 2048
-	steerShuntFlowFlagsSHUNT_FLOW_KILLED  steerShuntFlowFlags = 4096
-	steerShuntFlowFlagsSHUNT_FLOW_DSR     steerShuntFlowFlags = 8192
+	steerShuntFlowFlagsSHUNT_FLOW_FORWARD  steerShuntFlowFlags = 1
+	steerShuntFlowFlagsSHUNT_FLOW_REVERSE  steerShuntFlowFlags = 2
+	steerShuntFlowFlagsSHUNT_FLOW_SYNACK   steerShuntFlowFlags = 4
+	steerShuntFlowFlagsSHUNT_FLOW_ESTAB    steerShuntFlowFlags = 8
+	steerShuntFlowFlagsSHUNT_FLOW_CFIN     steerShuntFlowFlags = 16
+	steerShuntFlowFlagsSHUNT_FLOW_BFIN     steerShuntFlowFlags = 32
+	steerShuntFlowFlagsSHUNT_FLOW_BFIN1    steerShuntFlowFlags = 64
+	steerShuntFlowFlagsSHUNT_FLOW_RST      steerShuntFlowFlags = 128
+	steerShuntFlowFlagsSHUNT_FLOW_SUSPECT  steerShuntFlowFlags = 256
+	steerShuntFlowFlagsSHUNT_FLOW_CLOSED   steerShuntFlowFlags = 512
+	steerShuntFlowFlagsSHUNT_FLOW_DEAD     steerShuntFlowFlags = 1024
+	steerShuntFlowFlagsSHUNT_FLOW_HELD     steerShuntFlowFlags = 2048
+	steerShuntFlowFlagsSHUNT_FLOW_KILLED   steerShuntFlowFlags = 4096
+	steerShuntFlowFlagsSHUNT_FLOW_ANSWERED steerShuntFlowFlags = 16384
+	steerShuntFlowFlagsSHUNT_FLOW_DSR      steerShuntFlowFlags = 8192
 )
 
 type steerShuntPinFlags uint32
@@ -379,6 +382,7 @@ const (
 	steerVarRestNs        = "rest_ns"
 	steerVarRetryNs       = "retry_ns"
 	steerVarSweepNs       = "sweep_ns"
+	steerVarWaitNs        = "wait_ns"
 )
 
 // loadSteer returns the embedded CollectionSpec for steer.
@@ -465,6 +469,7 @@ type steerVariableSpecs struct {
 	RestNs        *ebpf.VariableSpec `ebpf:"rest_ns"`
 	RetryNs       *ebpf.VariableSpec `ebpf:"retry_ns"`
 	SweepNs       *ebpf.VariableSpec `ebpf:"sweep_ns"`
+	WaitNs        *ebpf.VariableSpec `ebpf:"wait_ns"`
 }
 
 // steerObjects contains all objects after they have been loaded into the kernel.
@@ -542,6 +547,7 @@ type steerVariables struct {
 	RestNs        *ebpf.Variable `ebpf:"rest_ns"`
 	RetryNs       *ebpf.Variable `ebpf:"retry_ns"`
 	SweepNs       *ebpf.Variable `ebpf:"sweep_ns"`
+	WaitNs        *ebpf.Variable `ebpf:"wait_ns"`
 }
 
 // steerPrograms contains all programs after they have been loaded into the kernel.

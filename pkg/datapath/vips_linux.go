@@ -19,22 +19,6 @@ const (
 	modeDSR = 2
 )
 
-// Reconfigure changes VIPs, NAT ports and lease bounds. Pins of a VIP that is gone are removed; steered connections
-// stay. On an error nothing has changed, or, when the maps refused, the next call tries again.
-func (d *Datapath) Reconfigure(s Settings) error {
-	if err := d.checkSettings(s); err != nil {
-		return err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.set = s
-	d.writeConfig(s.Lease)
-	if len(d.links) == 0 {
-		return nil // Attach writes them
-	}
-	return d.syncVIPs()
-}
-
 // checkSettings refuses what could take away packets of the stack or could never work.
 func (d *Datapath) checkSettings(s Settings) error {
 	if len(s.VIPs) == 0 || len(s.VIPs) > int(steerShuntSizesSHUNT_MAX_VIPS) {
