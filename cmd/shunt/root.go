@@ -99,7 +99,7 @@ Exit codes: 0 done, 1 not done, 2 wrong usage, 3 the daemon cannot be reached.`,
 			root.AddCommand(c)
 		}
 	}
-	add("run", e.serveCommand(), e.checkCommand(), e.countCommand(), e.cleanupCommand(), e.versionCommand())
+	add("run", e.serveCommand(), e.checkCommand(), e.countCommand(), e.doctorCommand(), e.cleanupCommand(), e.versionCommand())
 	add("ask", e.statusCommand(), e.backendsCommand(), e.sessionsCommand(), e.flowsCommand())
 	add("do", e.adminStateCommands()...)
 	add("do", e.unpinCommand(), e.reloadCommand())

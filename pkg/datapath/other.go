@@ -66,3 +66,8 @@ func (*Datapath) Collector() prometheus.Collector { return nil }
 
 // Close has nothing to do.
 func (*Datapath) Close() error { return nil }
+
+// Diagnose finds that this is not Linux.
+func Diagnose(context.Context, Options, []BackendRecord) []Finding {
+	return []Finding{{Verdict: FindingFail, What: "kernel", Detail: errOS.Error()}}
+}
