@@ -63,7 +63,7 @@ func goText() (code, prose string) {
 	}
 	var c, p strings.Builder
 	_ = filepath.WalkDir(filepath.Join(strings.TrimSpace(string(root)), "src"), func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.Contains(path, "testdata") || c.Len() > 12<<20 {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.Contains(path, "testdata") || c.Len() > 32<<20 {
 			return nil
 		}
 		data, err := os.ReadFile(path)
@@ -117,23 +117,23 @@ func BenchmarkTable(b *testing.B) {
 		aim        float64
 		real       string
 	}{
-		{"English, 16 KB", "english", 16 << 10, 12, 18, prose},
-		{"code, 16 KB", "code", 16 << 10, 12, 16, code},
-		{"JSON tools, 16 KB", "json", 16 << 10, 12, 40, ""},
-		{"Chinese, 16 KB", "chinese", 16 << 10, 12, 10, ""},
-		{"Japanese, 16 KB", "japanese", 16 << 10, 6, 0, ""},
-		{"Korean, 16 KB", "korean", 16 << 10, 6, 0, ""},
-		{"base64, 16 KB", "base64", 16 << 10, 6, 6, ""},
-		{"logs, 16 KB", "logs", 16 << 10, 6, 0, ""},
-		{"English, 40 B", "english", 40, 3000, 30, prose},
-		{"Chinese, 40 B", "chinese", 40, 3000, 0, ""},
+		{"English, 16 KB", "english", 16 << 10, 32, 18, prose},
+		{"code, 16 KB", "code", 16 << 10, 32, 16, code},
+		{"JSON tools, 16 KB", "json", 16 << 10, 32, 40, ""},
+		{"Chinese, 16 KB", "chinese", 16 << 10, 32, 10, ""},
+		{"Japanese, 16 KB", "japanese", 16 << 10, 16, 0, ""},
+		{"Korean, 16 KB", "korean", 16 << 10, 16, 0, ""},
+		{"base64, 16 KB", "base64", 16 << 10, 16, 6, ""},
+		{"logs, 16 KB", "logs", 16 << 10, 16, 0, ""},
+		{"English, 40 B", "english", 40, 12000, 30, prose},
+		{"Chinese, 40 B", "chinese", 40, 12000, 0, ""},
 	} {
 		for _, p := range pairs(b) {
 			src := &source{kind: row.kind, real: row.real, seed: uint64(len(p.name)) << 32}
 			sample(src.batch(20, 16<<10), p.enc.Count) // the caches as a daemon has them after a while
 			var ours, theirs, ratios []float64
-			for range 7 {
-				mine, other := src.batch(row.n, row.size), src.batch(max(1, row.n/6), row.size)
+			for range 5 {
+				mine, other := src.batch(row.n, row.size), src.batch(max(1, row.n/12), row.size)
 				x := sample(mine, p.enc.Count)
 				runtime.GC()
 				y := sample(other, p.want)

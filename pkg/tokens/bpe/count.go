@@ -66,14 +66,14 @@ func (st *state) room(n int) ([]uint32, []uint64) {
 // keepRoom is the size up to which work space outlives a call.
 const keepRoom = 1 << 20
 
-func (e *Encoding) put(st *state) {
+func (e *Encoding) release(st *state) {
 	if len(st.toks) > keepRoom {
 		st.toks, st.dead = make([]uint32, 512), make([]uint64, 512/64+1)
 	}
 	if cap(st.clean)+cap(st.norm) > keepRoom {
 		st.clean, st.norm = nil, nil
 	}
-	e.states.Put(st)
+	e.states.put(st)
 }
 
 // Count returns the number of tokens of text. Special tokens in it are counted as the plain text that they are, and each
@@ -91,7 +91,7 @@ func (e *Encoding) CountBytes(text []byte) int {
 // CountCut is Count with pieces cut every maxPiece bytes, where that is not 0, and counted part by part. cut says that there
 // was such a piece; a cut can add up to four tokens, or hide one.
 func (e *Encoding) CountCut(text string, maxPiece int) (n int, cut bool) {
-	st := e.states.Get().(*state)
+	st := e.states.get()
 	st.maxPiece, st.cut = maxPiece, false
 	if maxPiece <= 0 {
 		st.maxPiece = math.MaxInt
@@ -101,7 +101,7 @@ func (e *Encoding) CountCut(text string, maxPiece int) (n int, cut bool) {
 	}
 	n = e.count(st, text)
 	cut = st.cut
-	e.put(st)
+	e.release(st)
 	return n, cut
 }
 

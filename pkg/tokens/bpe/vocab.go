@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 )
 
 // Encoding counts tokens with one vocabulary. It is immutable and safe for concurrent use.
@@ -31,7 +30,7 @@ type Encoding struct {
 	small   smallTable
 	ascii   *asciiTable
 
-	states sync.Pool
+	states *statePool
 }
 
 // ErrVocabulary: a vocabulary is not one that this package can count with exactly.
@@ -223,7 +222,7 @@ func (b *builder) finish(tokens []string, ids []uint32) (*Encoding, error) {
 	e.seams = newSeams(tokens)
 	e.small = newSmallTable(tokens, e.whole)
 	e.ascii = newASCIITable(e.rules)
-	e.states.New = func() any { return newState() }
+	e.states = newStatePool()
 	return e, nil
 }
 

@@ -160,7 +160,13 @@ func code(r *rand.Rand, b *strings.Builder) {
 }
 
 func toolJSON(r *rand.Rand, b *strings.Builder) {
-	fmt.Fprintf(b, `{"type":"function","function":{"name":%q,"description":"`, identifier(r))
+	name := func() string {
+		if r.IntN(4) == 0 {
+			return identifier(r)
+		}
+		return pick(r, codeWords) + "_" + pick(r, englishWords)
+	}
+	fmt.Fprintf(b, `{"type":"function","function":{"name":%q,"description":"`, name())
 	for range 5 + r.IntN(8) {
 		b.WriteString(pick(r, englishWords) + " ")
 	}
@@ -170,13 +176,13 @@ func toolJSON(r *rand.Rand, b *strings.Builder) {
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		fmt.Fprintf(b, `%q:{"type":%q,"description":"The %s of the %s"`, identifier(r), any1(r, []string{"string", "integer", "number", "boolean", "array"}), pick(r, englishWords), pick(r, englishWords))
+		fmt.Fprintf(b, `%q:{"type":%q,"description":"The %s of the %s"`, name(), any1(r, []string{"string", "integer", "number", "boolean", "array"}), pick(r, englishWords), pick(r, englishWords))
 		if r.IntN(3) == 0 {
 			fmt.Fprintf(b, `,"enum":[%q,%q,%q]`, pick(r, englishWords), madeUp(r), madeUp(r))
 		}
 		b.WriteByte('}')
 	}
-	fmt.Fprintf(b, `},"required":[%q],"additionalProperties":false}}},`, identifier(r))
+	fmt.Fprintf(b, `},"required":[%q],"additionalProperties":false}}},`, name())
 	if r.IntN(4) == 0 {
 		b.WriteString("\n")
 	}
