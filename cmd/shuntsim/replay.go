@@ -31,6 +31,7 @@ type replayFlags struct {
 	seeds    int
 	from, to float64
 	faults   []string
+	prefill  float64
 	json     bool
 	html     string
 	jobs     int
@@ -61,6 +62,7 @@ of prompt: plus an idle server's prefill) and its further ones every 50 ms in th
 	fl.StringSliceVar(&f.policies, "policies", []string{"round_robin", "least_requests", "session", "least_cost"}, "policies to compare")
 	fl.IntVar(&f.backends, "backends", 4, "servers")
 	fl.StringSliceVar(&f.profiles, "profile", []string{sim.DefaultProfile}, "servers' profiles, in turn: "+strings.Join(sim.ProfileNames(), ", "))
+	fl.Float64Var(&f.prefill, "prefill-rate", 0, "prompt tokens a second of an idle server, instead of the profiles'")
 	fl.Float64SliceVar(&f.loads, "load", []float64{0.85}, "share of the fleet's capacity without any cache that the trace's pace is scaled to")
 	fl.Float64Var(&f.o.Speedup, "speedup", 0, "pace of the trace instead of --load; 1 = as recorded")
 	fl.IntVar(&f.o.KVTokens, "max-kv-tokens", 0, "tokens that fit each server's KV cache (default: the profile's)")
@@ -83,6 +85,9 @@ func (f *replayFlags) run(out, errs io.Writer) error {
 		p, err := sim.LookupProfile(name)
 		if err != nil {
 			return err
+		}
+		if f.prefill > 0 {
+			p = p.WithPrefill(f.prefill)
 		}
 		f.o.Profiles = append(f.o.Profiles, p)
 	}

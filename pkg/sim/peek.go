@@ -2,7 +2,10 @@
 
 package sim
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // What only a simulation can know of an engine: an oracle routes by it, and faults are made with it.
 
@@ -59,6 +62,20 @@ func (p *Profile) Prefill(tokens, chunk int) (d time.Duration) {
 		d += p.stepTime(batch{prefill: n, prefillWork: float64(n) * (float64(done) + float64(n)/2)})
 	}
 	return d
+}
+
+// WithPrefill returns the profile with the times of its large batches scaled so that an idle server computes that many prompt
+// tokens a second in chunks of 2,048. What small batches cost, which memory bounds, stays.
+func (p Profile) WithPrefill(rate float64) Profile {
+	const chunk = 2048
+	rest := p.stepTime(batch{prefill: chunk, prefillWork: chunk * chunk / 2}).Seconds()*1000 - p.linear(chunk)
+	floor := p.LinearMS[0]
+	factor := max((chunk/rate*1000-rest-floor)/(p.linear(chunk)-floor), 0.01)
+	for i, ms := range p.LinearMS {
+		p.LinearMS[i] = floor + (ms-floor)*factor
+	}
+	p.Name = fmt.Sprintf("%s-prefill-%.0f", p.Name, rate)
+	return p
 }
 
 // Decode is how long a step of so many sequences takes, each with a context of that many tokens.
