@@ -51,7 +51,7 @@ func TestHostileTextIsLinear(t *testing.T) {
 }
 
 // A search for what is slower than the families above: every unit of two ASCII characters, and the texts of tokens, repeated.
-func TestSearchForSlowUnits(t *testing.T) {
+func TestSoakSearchForSlowUnits(t *testing.T) {
 	var units []string
 	for a := byte('\t'); a < 0x7f; a++ {
 		for b := byte('\t'); b < 0x7f; b++ {
