@@ -12,6 +12,7 @@ const volatile __u8 ipv6_on = 1;
 /* For the generator of the Go types: what no map holds. */
 struct exported {
 	struct event event;
+	struct trace trace;
 	enum shunt_sizes sizes;
 	enum shunt_reason reason;
 	enum shunt_flow_flags flow_flags;
@@ -90,6 +91,7 @@ static __noinline int slow_xdp(struct xdp_md *ctx)
 	why = parse(p, data, end, ipv6_on);
 	if (!why)
 		why = verdict(ctx, p, data, end, &f);
+	trace_verdict(p, f, why);
 	if (why == SHUNT_DROP_FLOW_KILLED && bounce(p, data, end)) {
 		count_reason(why);
 		return bpf_redirect(p->iif, 0);
@@ -158,6 +160,7 @@ static __noinline int slow_tc(struct __sk_buff *skb)
 	why = parse(p, data, end, ipv6_on);
 	if (!why)
 		why = verdict(skb, p, data, end, &f);
+	trace_verdict(p, f, why);
 	if (why == SHUNT_DROP_FLOW_KILLED && bounceable(p)) {
 		/* It may be many segments in one, which a RST is not. */
 		if (bpf_skb_change_tail(skb, p->v6 ? BOUNCE6 : BOUNCE4, 0))

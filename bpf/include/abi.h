@@ -21,6 +21,7 @@ enum shunt_sizes {
 	SHUNT_MAX_FLOWS6 = 131072, /* IPv6 entries */
 	SHUNT_TICK_SHIFT = 20, /* a tick is 2^20 ns */
 	SHUNT_EVENTS_BYTES = 1 << 20,
+	SHUNT_TRACE_BYTES = 1 << 16,
 	SHUNT_NAME_LEN = 32,
 };
 
@@ -289,6 +290,30 @@ struct drop {
 	__u32 pad;
 };
 
+/* shunt_tracing: whose packets are told of in shunt_trace, and until when. */
+struct tracing {
+	__u8 client[16];
+	__u64 until_ns; /* 0 = nobody's */
+};
+
+/* shunt_trace: what was decided on a packet from or to the client. Those of an open flow that nothing happens to are
+ * not told of. */
+struct trace {
+	__u64 ns;
+	__u8 src[16];
+	__u8 dst[16];
+	__u16 sport;
+	__u16 dport;
+	__u32 ifindex;
+	enum shunt_reason reason; /* REASON_NONE: forwarded, to the address that follows */
+	__u8 to[16];
+	__u16 to_port;
+	__u8 tcp_flags;
+	__u8 pad;
+	__u32 backend;
+	__u32 pad2;
+};
+
 /* shunt_state: the kernel's own, one entry. */
 struct state {
 	struct bpf_timer timer; /* the sweep's */
@@ -321,5 +346,7 @@ _Static_assert(sizeof(struct stat) == 48, "stat");
 _Static_assert(sizeof(struct event) == 72, "event");
 _Static_assert(sizeof(struct drop) == 16, "drop");
 _Static_assert(sizeof(struct state) == 64, "state");
+_Static_assert(sizeof(struct tracing) == 24, "tracing");
+_Static_assert(sizeof(struct trace) == 80, "trace");
 
 #endif

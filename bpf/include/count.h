@@ -48,6 +48,42 @@ static __always_inline void count_closed(__u32 backend)
 		s->closed++;
 }
 
+/* Tells whoever traces the client what was decided on its packet. A full ring loses it. */
+__noinline int trace_verdict(const struct pkt *p, const struct flow *f, int why)
+{
+	__u32 zero = 0;
+	const struct tracing *on = bpf_map_lookup_elem(&shunt_tracing, &zero);
+	struct trace *t;
+	__u64 now;
+
+	if (!p || !on || !on->until_ns)
+		return 0;
+	if (!addr_equal(on->client, p->key.src) && !addr_equal(on->client, p->key.dst) && !(f && addr_equal(on->client, f->dst)))
+		return 0;
+	now = bpf_ktime_get_ns();
+	if (now >= on->until_ns)
+		return 0;
+	t = bpf_ringbuf_reserve(&shunt_trace, sizeof(*t), 0);
+	if (!t)
+		return 0;
+	__builtin_memset(t, 0, sizeof(*t));
+	t->ns = now;
+	addr_copy(t->src, p->key.src);
+	addr_copy(t->dst, p->key.dst);
+	t->sport = p->key.sport;
+	t->dport = p->key.dport;
+	t->ifindex = p->iif;
+	t->reason = why;
+	t->tcp_flags = p->tcp_flags;
+	if (f) {
+		addr_copy(t->to, f->dst);
+		t->to_port = f->dport;
+		t->backend = f->backend;
+	}
+	bpf_ringbuf_submit(t, 0);
+	return 1;
+}
+
 /* An event about the connection whose forward key is k. The caller fills the rest and submits; NULL = ring full. */
 static __always_inline struct event *event_start(enum shunt_event_kind kind, const struct flow_key *k, __u32 backend, __u32 vip,
 						 __u64 now)

@@ -145,6 +145,22 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } shunt_events SEC(".maps");
 
+/* Whose packets are traced. Writer: operator (`shunt trace`). */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct tracing);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} shunt_tracing SEC(".maps");
+
+/* struct trace, for whoever traces. Writer: kernel. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, SHUNT_TRACE_BYTES);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} shunt_trace SEC(".maps");
+
 /* The kernel's own: the timer of the sweep and the counter of NAT ports. Writer: kernel. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -100,7 +100,7 @@ Exit codes: 0 done, 1 not done, 2 wrong usage, 3 the daemon cannot be reached.`,
 		}
 	}
 	add("run", e.serveCommand(), e.checkCommand(), e.countCommand(), e.doctorCommand(), e.cleanupCommand(), e.versionCommand())
-	add("ask", e.statusCommand(), e.backendsCommand(), e.sessionsCommand(), e.flowsCommand())
+	add("ask", e.statusCommand(), e.backendsCommand(), e.sessionsCommand(), e.flowsCommand(), e.traceCommand())
 	add("do", e.adminStateCommands()...)
 	add("do", e.unpinCommand(), e.reloadCommand())
 	return root

@@ -7,6 +7,7 @@ package datapath
 import (
 	"context"
 	"fmt"
+	"net/netip"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -71,3 +72,6 @@ func (*Datapath) Close() error { return nil }
 func Diagnose(context.Context, Options, []BackendRecord) []Finding {
 	return []Finding{{Verdict: FindingFail, What: "kernel", Detail: errOS.Error()}}
 }
+
+// Trace returns ErrUnavailable.
+func Trace(context.Context, string, string, netip.Addr, func(Traced)) error { return errOS }

@@ -287,6 +287,7 @@ const (
 	steerShuntSizesSHUNT_MAX_FLOWS6   steerShuntSizes = 131072
 	steerShuntSizesSHUNT_TICK_SHIFT   steerShuntSizes = 20
 	steerShuntSizesSHUNT_EVENTS_BYTES steerShuntSizes = 1048576
+	steerShuntSizesSHUNT_TRACE_BYTES  steerShuntSizes = 65536
 	steerShuntSizesSHUNT_NAME_LEN     steerShuntSizes = 32
 )
 
@@ -314,6 +315,29 @@ type steerState struct {
 	NextPort    uint32
 	SweptPort   uint32
 	Pad         uint32
+}
+
+type steerTrace struct {
+	_        structs.HostLayout
+	Ns       uint64
+	Src      [16]uint8
+	Dst      [16]uint8
+	Sport    uint16
+	Dport    uint16
+	Ifindex  uint32
+	Reason   steerShuntReason
+	To       [16]uint8
+	ToPort   uint16
+	TcpFlags uint8
+	Pad      uint8
+	Backend  uint32
+	Pad2     uint32
+}
+
+type steerTracing struct {
+	_       structs.HostLayout
+	Client  [16]uint8
+	UntilNs uint64
 }
 
 type steerVip struct {
@@ -366,6 +390,8 @@ const (
 	steerMapShuntSessions = "shunt_sessions"
 	steerMapShuntState    = "shunt_state"
 	steerMapShuntStats    = "shunt_stats"
+	steerMapShuntTrace    = "shunt_trace"
+	steerMapShuntTracing  = "shunt_tracing"
 	steerMapShuntVipUse   = "shunt_vip_use"
 	steerMapShuntVips     = "shunt_vips"
 	steerMapShuntWeights  = "shunt_weights"
@@ -450,6 +476,8 @@ type steerMapSpecs struct {
 	ShuntSessions *ebpf.MapSpec `ebpf:"shunt_sessions"`
 	ShuntState    *ebpf.MapSpec `ebpf:"shunt_state"`
 	ShuntStats    *ebpf.MapSpec `ebpf:"shunt_stats"`
+	ShuntTrace    *ebpf.MapSpec `ebpf:"shunt_trace"`
+	ShuntTracing  *ebpf.MapSpec `ebpf:"shunt_tracing"`
 	ShuntVipUse   *ebpf.MapSpec `ebpf:"shunt_vip_use"`
 	ShuntVips     *ebpf.MapSpec `ebpf:"shunt_vips"`
 	ShuntWeights  *ebpf.MapSpec `ebpf:"shunt_weights"`
@@ -506,6 +534,8 @@ type steerMaps struct {
 	ShuntSessions *ebpf.Map `ebpf:"shunt_sessions"`
 	ShuntState    *ebpf.Map `ebpf:"shunt_state"`
 	ShuntStats    *ebpf.Map `ebpf:"shunt_stats"`
+	ShuntTrace    *ebpf.Map `ebpf:"shunt_trace"`
+	ShuntTracing  *ebpf.Map `ebpf:"shunt_tracing"`
 	ShuntVipUse   *ebpf.Map `ebpf:"shunt_vip_use"`
 	ShuntVips     *ebpf.Map `ebpf:"shunt_vips"`
 	ShuntWeights  *ebpf.Map `ebpf:"shunt_weights"`
@@ -527,6 +557,8 @@ func (m *steerMaps) Close() error {
 		m.ShuntSessions,
 		m.ShuntState,
 		m.ShuntStats,
+		m.ShuntTrace,
+		m.ShuntTracing,
 		m.ShuntVipUse,
 		m.ShuntVips,
 		m.ShuntWeights,
