@@ -73,8 +73,12 @@ func (p *pairTable) probe(i, key uint64) uint32 {
 	}
 }
 
-// halves are the two tokens that a token is merged from; of a single byte, twice itself.
-type halves struct{ left, right uint32 }
+// tokenInfo is what merging asks about a token, in one place of the memory.
+type tokenInfo struct {
+	left, right uint32 // the two tokens that it is merged from; of a single byte, twice itself
+	shorter     uint32 // the longest other token that its text begins with, or none
+	size        uint16 // the text's length, and the token's group; see runs.go
+}
 
 // valid reports whether the text of a followed by b is encoded as just a and b. Tokens are numbered in the order of their
 // merges, bytes first. It takes the last merges of the two apart in turn, and looks whether the tokens that then met at the
@@ -88,17 +92,17 @@ func (e *Encoding) valid(a, b uint32, work *int) bool {
 		}
 		if a > b {
 			limit = a
-			if a = e.split[a].right; a == limit {
+			if a = e.tokens[a].right; a == limit {
 				limit = b + 1
-				if b = e.split[b].left; b+1 == limit {
+				if b = e.tokens[b].left; b+1 == limit {
 					return true
 				}
 			}
 		} else {
 			limit = b + 1
-			if b = e.split[b].left; b+1 == limit {
+			if b = e.tokens[b].left; b+1 == limit {
 				limit = a
-				if a = e.split[a].right; a == limit {
+				if a = e.tokens[a].right; a == limit {
 					return true
 				}
 			}
@@ -195,7 +199,7 @@ func (e *Encoding) merged(st *state, piece string) int {
 			next = e.nextRun(last, next, pos, dead, &st.work)
 			ok = next != none
 		} else {
-			for ; next != none; next = e.shorter[next] {
+			for ; next != none; next = e.tokens[next].shorter {
 				end := pos + e.size(next)
 				if dead[end>>6]>>(end&63)&1 == 0 && (last == none || e.follows(st, last, next)) {
 					ok = true

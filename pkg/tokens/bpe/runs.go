@@ -49,7 +49,7 @@ func runLength(text string, most int) int {
 	return n
 }
 
-// A token's entry in Encoding.length is its length and, for a token that repeats one byte, the group of the tokens that
+// tokenInfo.size is a token's length and, for a token that repeats one byte, the group of the tokens that
 // repeat the same, from 1 on.
 const (
 	sizeBits   = 10
@@ -59,7 +59,7 @@ const (
 	groupMost  = 64
 )
 
-func (e *Encoding) size(t uint32) int { return int(e.length[t] & maxSize) }
+func (e *Encoding) size(t uint32) int { return int(e.tokens[t].size & maxSize) }
 
 // runGroup answers valid for two tokens that repeat the same byte.
 type runGroup struct {
@@ -68,7 +68,7 @@ type runGroup struct {
 	valid  []uint64 // by the first token's index, a bit for the second's
 }
 
-// newRunGroups enters the groups' numbers in e.length.
+// newRunGroups enters the groups' numbers in the tokens' sizes.
 func (e *Encoding) newRunGroups() {
 	work := 0
 	for b := range e.runs {
@@ -93,21 +93,21 @@ func (e *Encoding) newRunGroups() {
 		}
 		e.groups = append(e.groups, g)
 		for _, t := range tokens {
-			e.length[t] |= uint16(len(e.groups)) << sizeBits
+			e.tokens[t].size |= uint16(len(e.groups)) << sizeBits
 		}
 	}
 }
 
 // sameRun reports whether both tokens are of one group.
 func (e *Encoding) sameRun(a, b uint32) bool {
-	x, y := e.length[a]>>sizeBits, e.length[b]>>sizeBits
+	x, y := e.tokens[a].size>>sizeBits, e.tokens[b].size>>sizeBits
 	return x != 0 && x == y
 }
 
 // nextRun returns the longest token that can stand at pos behind the token last, is b or shorter, and ends where a way may
 // lead on; or none.
 func (e *Encoding) nextRun(last, b uint32, pos int, dead []uint64, work *int) uint32 {
-	g := &e.groups[e.length[last]>>sizeBits-1]
+	g := &e.groups[e.tokens[last].size>>sizeBits-1]
 	for m := g.valid[g.index[e.size(last)]] << (63 - g.index[e.size(b)]); m != 0; {
 		*work++
 		i := bits.Len64(m) - 1

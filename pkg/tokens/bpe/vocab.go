@@ -16,19 +16,17 @@ type Encoding struct {
 	rules   splitRules
 	nfc     bool // normalize first
 
-	trie    trie
-	heads   []uint32 // cells by the first two bytes
-	runs    [256]byteRun
-	exact   exactTable
-	pairs   pairTable
-	split   []halves // by token
-	length  []uint16 // by token: size and group
-	groups  []runGroup
-	shorter []uint32 // the longest token that a token's text begins with, but itself
-	whole   map[string]struct{}
-	seams   seams
-	small   smallTable
-	ascii   *asciiTable
+	trie   trie
+	heads  []uint32 // cells by the first two bytes
+	runs   [256]byteRun
+	exact  exactTable
+	pairs  pairTable
+	tokens []tokenInfo
+	groups []runGroup
+	whole  map[string]struct{}
+	seams  seams
+	small  smallTable
+	ascii  *asciiTable
 
 	states *statePool
 }
@@ -151,11 +149,9 @@ func newBuilder(p Pattern, tokens int) (*builder, error) {
 		return nil, fmt.Errorf("%w: over %d tokens", ErrVocabulary, maxTokens)
 	}
 	e := &Encoding{pattern: p, rules: rules, pairs: newPairTable(max(tokens, 256))}
-	e.split = make([]halves, 256, tokens+256)
-	e.length = make([]uint16, 256, tokens+256)
+	e.tokens = make([]tokenInfo, 256, tokens+256)
 	for i := range uint32(256) {
-		e.split[i] = halves{i, i}
-		e.length[i] = 1
+		e.tokens[i] = tokenInfo{left: i, right: i, shorter: none, size: 1}
 	}
 	return &builder{e: e}, nil
 }
@@ -167,9 +163,8 @@ func (b *builder) merge(text string, left, right uint32) uint32 {
 	if !e.valid(left, right, &b.work) {
 		return none
 	}
-	id := uint32(len(e.split))
-	e.split = append(e.split, halves{left, right})
-	e.length = append(e.length, uint16(min(len(text), maxSize)))
+	id := uint32(len(e.tokens))
+	e.tokens = append(e.tokens, tokenInfo{left: left, right: right, shorter: none, size: uint16(min(len(text), maxSize))})
 	e.pairs.add(left, right, id)
 	return id
 }
@@ -205,20 +200,18 @@ func (b *builder) finish(tokens []string, ids []uint32) (*Encoding, error) {
 	e.runs = newByteRuns(e.trie)
 	e.exact = newExactTable(tokens)
 	e.newRunGroups()
-	e.shorter = make([]uint32, len(e.split))
 	var stack []int
 	for i, t := range tokens {
 		for len(stack) > 0 && !strings.HasPrefix(t, tokens[stack[len(stack)-1]]) {
 			stack = stack[:len(stack)-1]
 		}
-		e.shorter[ids[i]] = none
+		e.tokens[ids[i]].shorter = none
 		if len(stack) > 0 {
-			e.shorter[ids[i]] = ids[stack[len(stack)-1]]
+			e.tokens[ids[i]].shorter = ids[stack[len(stack)-1]]
 		}
 		stack = append(stack, i)
 	}
-	e.split = slices.Clip(e.split)
-	e.length = slices.Clip(e.length)
+	e.tokens = slices.Clip(e.tokens)
 	e.seams = newSeams(tokens)
 	e.small = newSmallTable(tokens, e.whole)
 	e.ascii = newASCIITable(e.rules)
@@ -231,7 +224,7 @@ func (e *Encoding) Pattern() Pattern { return e.pattern }
 
 // Size returns the bytes that the encoding's tables take up, without those of the pooled work space.
 func (e *Encoding) Size() int {
-	n := len(e.trie)*8 + len(e.pairs.words)*8 + len(e.pairs.filter)*8 + len(e.split)*8 + len(e.length)*2 + len(e.shorter)*4
+	n := len(e.trie)*8 + len(e.pairs.words)*8 + len(e.pairs.filter)*8 + len(e.tokens)*16
 	n += len(e.heads)*4 + len(e.exact.texts)*16 + len(e.exact.filter)*8
 	n += len(e.seams.pairs)*8 + len(e.seams.runes) + len(e.small.two) + len(e.small.three)
 	for t := range e.whole {
