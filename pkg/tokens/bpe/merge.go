@@ -7,9 +7,6 @@ import "math"
 // none is no token.
 const none = math.MaxUint32
 
-// merge is one rule: left and right next to each other become token.
-type merge struct{ left, right, token uint32 }
-
 // pairTable maps two tokens to the one that they merge into: open addressing in words of left, right and token, with a
 // bitmap in front that answers most of the questions about pairs that do not merge from a closer cache.
 type pairTable struct {
