@@ -39,8 +39,10 @@ type source struct {
 
 func (s *source) next(size int) string {
 	if len(s.real) >= size {
-		t := s.real[:size]
-		s.real = s.real[size:]
+		// At a space: a message does not end within a word.
+		n := max(strings.LastIndexByte(s.real[:size], ' '), size/2)
+		t := s.real[:n]
+		s.real = strings.TrimPrefix(s.real[n:], " ")
 		return strings.ToValidUTF8(t, "")
 	}
 	s.seed++
