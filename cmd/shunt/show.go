@@ -130,8 +130,16 @@ func writeBackends(w io.Writer, list []admin.BackendStatus) {
 	t := newTable(w)
 	t.row("NAME", "POOL", "HEALTH", "ADMIN", "TOKENS", "KERNEL", "LIMIT", "REQUESTS", "FLOWS", "ID", "URL", "STEER", "SIGNAL", "DETAIL")
 	for _, b := range list {
-		t.row(b.Name, b.Pool, b.Health, b.Admin, num(b.L7Tokens), num(b.KernelTokens), num(b.Limit), num(b.Requests),
-			num(b.SteeredFlows), num(b.ID), b.URL, dash(b.Steer), dash(b.Signal), dash(first(b.Detail, b.NotSteerable)))
+		state, detail := b.Health, first(b.Detail, b.NotSteerable)
+		if b.Ejected != "" {
+			state += ",ejected"
+			detail = b.Ejected
+			if b.ProbeInSeconds > 0 {
+				detail += "; probed in " + seconds(b.ProbeInSeconds)
+			}
+		}
+		t.row(b.Name, b.Pool, state, b.Admin, num(b.L7Tokens), num(b.KernelTokens), num(b.Limit), num(b.Requests),
+			num(b.SteeredFlows), num(b.ID), b.URL, dash(b.Steer), dash(b.Signal), dash(detail))
 	}
 	t.flush()
 }

@@ -58,26 +58,28 @@ type Kernel struct {
 
 // BackendStatus is one element of GET /api/v1/backends.
 type BackendStatus struct {
-	Name         string  `json:"name"`
-	Pool         string  `json:"pool"`
-	ID           uint32  `json:"id"` // slot in the kernel's maps
-	URL          string  `json:"url"`
-	Steer        string  `json:"steer,omitempty"`
-	Weight       int     `json:"weight"`
-	Local        bool    `json:"local,omitempty"`         // on this host
-	Health       string  `json:"health"`                  // unknown, up, down
-	Detail       string  `json:"detail,omitempty"`        // what the last check found
-	Admin        string  `json:"admin"`                   // ready, drain, maint
-	Signal       string  `json:"signal,omitempty"`        // by what its load is known, and how old that is
-	Steerable    bool    `json:"steerable"`               // new connections may be steered to it
-	NotSteerable string  `json:"not_steerable,omitempty"` // why not
-	L7Tokens     int64   `json:"l7_tokens"`               // in flight at the front end
-	KernelTokens int64   `json:"kernel_tokens"`           // charged to steered flows
-	Limit        int64   `json:"limit"`                   // of both together, for new steered connections
-	Requests     int64   `json:"requests"`                // in flight at the front end
-	SteeredFlows int64   `json:"steered_flows"`           // open now
-	Generation   uint32  `json:"generation"`
-	Share        float64 `json:"share,omitempty"` // of the pool's capacity, 0 to 1
+	Name           string  `json:"name"`
+	Pool           string  `json:"pool"`
+	ID             uint32  `json:"id"` // slot in the kernel's maps
+	URL            string  `json:"url"`
+	Steer          string  `json:"steer,omitempty"`
+	Weight         int     `json:"weight"`
+	Local          bool    `json:"local,omitempty"`            // on this host
+	Health         string  `json:"health"`                     // unknown, up, down
+	Detail         string  `json:"detail,omitempty"`           // what the last check found
+	Ejected        string  `json:"ejected,omitempty"`          // why its requests took it out, if they did
+	ProbeInSeconds float64 `json:"probe_in_seconds,omitempty"` // of an ejected one, until a request may probe it
+	Admin          string  `json:"admin"`                      // ready, drain, maint
+	Signal         string  `json:"signal,omitempty"`           // by what its load is known, and how old that is
+	Steerable      bool    `json:"steerable"`                  // new connections may be steered to it
+	NotSteerable   string  `json:"not_steerable,omitempty"`    // why not
+	L7Tokens       int64   `json:"l7_tokens"`                  // in flight at the front end
+	KernelTokens   int64   `json:"kernel_tokens"`              // charged to steered flows
+	Limit          int64   `json:"limit"`                      // of both together, for new steered connections
+	Requests       int64   `json:"requests"`                   // in flight at the front end
+	SteeredFlows   int64   `json:"steered_flows"`              // open now
+	Generation     uint32  `json:"generation"`
+	Share          float64 `json:"share,omitempty"` // of the pool's capacity, 0 to 1
 }
 
 // Session is one element of GET /api/v1/sessions: a client address that the front end knows.

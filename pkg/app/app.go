@@ -165,7 +165,7 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 	a.routing.watch()
 	a.registry.MustRegister(&collector{a}, &tokensCollector{a}, a.routing)
 	a.checker = health.New(health.Options{Backends: a.fleet.Backends,
-		Settings: func(b *fleet.Backend) health.Settings { return (*a.checks.Load())(b) }, OnChange: a.healthChanged})
+		Settings: func(b *fleet.Backend) health.Settings { return (*a.checks.Load())(b) }, OnChange: a.healthChanged, OnEject: a.ejected})
 
 	access, closeLog, err := openAccessLog(cfg.AccessLog, o.Stderr)
 	if err != nil {
@@ -261,19 +261,38 @@ func (a *app) healthChanged(b *fleet.Backend, from, to fleet.Health, detail stri
 	}
 }
 
-// report enters what a request met at a backend in its health. A 5xx says nothing of whether the backend lives.
-func (a *app) report(b *fleet.Backend, o proxy.Outcome) {
+func (a *app) ejected(b *fleet.Backend, out bool, detail string) {
+	if out {
+		a.log.Warn("backend ejected", "backend", b.Name(), "pool", b.Pool(), "detail", detail)
+	} else {
+		a.log.Info("backend restored", "backend", b.Name(), "pool", b.Pool(), "detail", detail)
+	}
+	if a.kernel != nil {
+		a.kernel.poke()
+	}
+}
+
+// report enters what a request met at a backend in its health.
+func (a *app) report(t *fleet.Ticket, o proxy.Outcome) {
+	var met health.Outcome
 	switch o {
 	case proxy.OutcomeOK:
-		a.checker.Report(b, health.Answered)
+		met = health.Answered
 	case proxy.OutcomeBusy:
-		a.checker.Report(b, health.Busy)
+		met = health.Busy
 	case proxy.OutcomeTimeout:
-		a.checker.Report(b, health.Hung)
+		met = health.Hung
 	case proxy.OutcomeConnectFailed:
-		a.checker.Report(b, health.ConnectFailed)
+		met = health.ConnectFailed
 	case proxy.OutcomeUpstreamError:
-		a.checker.Report(b, health.ServerError)
+		met = health.ServerError
+	default:
+		return
+	}
+	if t.Probe() {
+		a.checker.ReportProbe(t.Backend(), met)
+	} else {
+		a.checker.Report(t.Backend(), met)
 	}
 }
 

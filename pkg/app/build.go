@@ -3,6 +3,7 @@
 package app
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -58,7 +59,9 @@ func pools(cfg *config.Config, old map[string]poolState) ([]fleet.PoolSpec, map[
 			st = poolState{policy: p.Policy, bound: cfg.Steering.Bound, chooser: chooser}
 		}
 		states[p.Name] = st
-		spec := fleet.PoolSpec{Name: p.Name, Models: p.Models, Chooser: st.chooser}
+		known, _ := policy.Lookup(p.Policy)
+		spec := fleet.PoolSpec{Name: p.Name, Models: p.Models, Chooser: st.chooser, Panic: p.Outlier.Panic, SlowStart: p.SlowStart,
+			Weighted: known.Weighted}
 		for _, b := range p.Backends {
 			steer, err := steerAddr(cfg.Steering, b)
 			if err != nil {
@@ -109,7 +112,9 @@ func onThisHost(b config.Backend) bool {
 func healthSettings(cfg *config.Config) func(*fleet.Backend) health.Settings {
 	byPool := map[string]health.Settings{}
 	for _, p := range cfg.Pools {
-		s := health.Settings{Path: p.Health.Path, Interval: p.Health.Interval, Timeout: p.Health.Timeout, Fall: p.Health.Fall, Rise: p.Health.Rise}
+		s := health.Settings{Path: p.Health.Path, Interval: p.Health.Interval, Timeout: p.Health.Timeout, Fall: p.Health.Fall, Rise: p.Health.Rise,
+			Outlier: health.Outlier{Failures: cmp.Or(p.Outlier.Failures, -1), Share: cmp.Or(p.Outlier.Share, -1), Volume: p.Outlier.Volume,
+				Window: p.Outlier.Window, Hold: p.Outlier.Hold, MaxHold: p.Outlier.MaxHold}}
 		if s.Path == "auto" {
 			s.Path = ""
 		}

@@ -172,6 +172,9 @@ func (k *kernel) sync() error {
 		if state == fleet.HealthUp && !k.reachable(b) {
 			state = fleet.HealthDown
 		}
+		if _, out := b.Ejected(); out && state == fleet.HealthUp && !b.Eligible() {
+			state = fleet.HealthUnknown // no new connections; the open ones have no dead host to be told of
+		}
 		if b.Steer().IsValid() {
 			local, err := netdev.IsLocal(b.Steer().Addr())
 			locals[b.ID()] = local && err == nil

@@ -50,9 +50,13 @@ func TestReportedOutcomes(t *testing.T) {
 		if b.Health() != fleet.HealthUp {
 			t.Fatal("the backend is not up after a good check")
 		}
-		a.report(b, proxy.OutcomeConnectFailed)
-		a.report(b, tt.between)
-		a.report(b, proxy.OutcomeConnectFailed)
+		ticket, err := f.Pools()[0].Take(&fleet.Query{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.report(ticket, proxy.OutcomeConnectFailed)
+		a.report(ticket, tt.between)
+		a.report(ticket, proxy.OutcomeConnectFailed)
 		if up := b.Health() == fleet.HealthUp; up != tt.up {
 			t.Errorf("%s between two failures: up %v, want %v", tt.between, up, tt.up)
 		}

@@ -92,6 +92,9 @@ func (a *app) backends() []admin.BackendStatus {
 		} else if !r.At.IsZero() {
 			s.Detail = fmt.Sprintf("answered in %s", r.Latency.Round(time.Microsecond))
 		}
+		if in, out := b.Ejected(); out {
+			s.Ejected, s.ProbeInSeconds = a.checker.Ejections(b).Reason, in.Seconds()
+		}
 		if b.Steer().IsValid() {
 			s.Steer = b.Steer().String()
 		}
@@ -189,17 +192,20 @@ func (a *app) unpin(client netip.Addr) error {
 type collector struct{ a *app }
 
 var (
-	tokensDesc = prometheus.NewDesc("shunt_backend_tokens", "Tokens in flight on a backend, by the plane that counts them.", []string{"backend", "plane"}, nil)
-	limitDesc  = prometheus.NewDesc("shunt_backend_token_limit", "Tokens above which the kernel opens no new flow to a backend.", []string{"backend"}, nil)
-	upDesc     = prometheus.NewDesc("shunt_backend_up", "1 when a backend may take new work.", []string{"backend"}, nil)
-	requests   = prometheus.NewDesc("shunt_backend_requests", "Requests in flight on a backend through the front end.", []string{"backend"}, nil)
-	kernelDesc = prometheus.NewDesc("shunt_kernel_path_up", "1 when sessions can be steered in the kernel.", nil, nil)
-	reloadDesc = prometheus.NewDesc("shunt_config_last_reload_successful", "0 when the last reload was refused.", nil, nil)
+	tokensDesc    = prometheus.NewDesc("shunt_backend_tokens", "Tokens in flight on a backend, by the plane that counts them.", []string{"backend", "plane"}, nil)
+	limitDesc     = prometheus.NewDesc("shunt_backend_token_limit", "Tokens above which the kernel opens no new flow to a backend.", []string{"backend"}, nil)
+	upDesc        = prometheus.NewDesc("shunt_backend_up", "1 when a backend may take new work.", []string{"backend"}, nil)
+	ejectedDesc   = prometheus.NewDesc("shunt_backend_ejected", "1 when a backend is ejected because its requests failed.", []string{"backend"}, nil)
+	ejectionsDesc = prometheus.NewDesc("shunt_backend_ejections_total", "Ejections of a backend, by what failed: requests in a row, or a share of them.", []string{"backend", "reason"}, nil)
+	panicDesc     = prometheus.NewDesc("shunt_pool_panic", "1 when so many of a pool's backends are ejected that these are used too.", []string{"pool"}, nil)
+	requests      = prometheus.NewDesc("shunt_backend_requests", "Requests in flight on a backend through the front end.", []string{"backend"}, nil)
+	kernelDesc    = prometheus.NewDesc("shunt_kernel_path_up", "1 when sessions can be steered in the kernel.", nil, nil)
+	reloadDesc    = prometheus.NewDesc("shunt_config_last_reload_successful", "0 when the last reload was refused.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{tokensDesc, limitDesc, upDesc, requests, kernelDesc, reloadDesc} {
+	for _, d := range []*prometheus.Desc{tokensDesc, limitDesc, upDesc, ejectedDesc, ejectionsDesc, panicDesc, requests, kernelDesc, reloadDesc} {
 		ch <- d
 	}
 }
@@ -216,6 +222,14 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(limitDesc, float64(b.Limit()), b.Name())
 		gauge(upDesc, number(b.Eligible()), b.Name())
 		gauge(requests, float64(b.Requests()), b.Name())
+		_, out := b.Ejected()
+		gauge(ejectedDesc, number(out), b.Name())
+		e := c.a.checker.Ejections(b)
+		ch <- prometheus.MustNewConstMetric(ejectionsDesc, prometheus.CounterValue, float64(e.Row), b.Name(), "row")
+		ch <- prometheus.MustNewConstMetric(ejectionsDesc, prometheus.CounterValue, float64(e.Share), b.Name(), "share")
+	}
+	for _, p := range c.a.fleet.Pools() {
+		gauge(panicDesc, number(p.Panicking()), p.Name())
 	}
 	gauge(kernelDesc, number(c.a.kernel != nil && c.a.kernel.attached.Load()))
 	e := c.a.reloadError.Load()

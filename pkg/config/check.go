@@ -196,6 +196,9 @@ func (c *Config) checkPools(p *problems, host Host) {
 		if h := pool.Health.Path; h != "auto" && (!strings.HasPrefix(h, "/") || strings.ContainsAny(h, " #\t\r\n")) {
 			p.add(at+".health.path", "%q is not auto or a path that begins with /", h)
 		}
+		if o := pool.Outlier; o.MaxHold < o.Hold && p.ok(at+".outlier.hold", at+".outlier.max_hold") {
+			p.add(at+".outlier.max_hold", "%s is shorter than hold %s", formatDuration(o.MaxHold), formatDuration(o.Hold))
+		}
 		if t := pool.Tokenizer; t.File != "" && t.Encoding != "auto" {
 			p.add(at+".tokenizer.file", "encoding says %s already: one of the two can count", t.Encoding)
 		}

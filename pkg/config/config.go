@@ -54,6 +54,9 @@ type Pool struct {
 	Health    Health     `yaml:"health" doc:"Active checks. A backend gets no request and no steered connection before its first good one."`
 	Limits    PoolLimits `yaml:"limits" doc:"Bounds on each backend of the pool."`
 	Tokenizer Tokenizer  `yaml:"tokenizer" doc:"How this pool's prompts are counted."`
+
+	Outlier   Outlier       `yaml:"outlier" doc:"What failing requests do to a backend whose checks are good: it is ejected, left alone for a while, and then probed by one request at a time until one is served. Failures are answers 500, 502 and 504, and answers that break off or never come; 4xx is served, 429 and 503 are neither."`
+	SlowStart time.Duration `yaml:"slow_start" default:"30s" range:"0s..1h" doc:"A backend that came up or back takes this long to grow from a tenth of its weight to all of it; 0 = at once."`
 }
 
 // Backend is one inference server.
@@ -71,6 +74,17 @@ type Health struct {
 	Timeout  time.Duration `yaml:"timeout" default:"1s" range:"10ms..1m" doc:"How long one check may take."`
 	Fall     int           `yaml:"fall" default:"3" range:"1..100" doc:"Failed checks in a row that take a backend out."`
 	Rise     int           `yaml:"rise" default:"2" range:"1..100" doc:"Good checks in a row that bring a failed backend back. The first good check of a new one is enough."`
+}
+
+// Outlier is how a pool's requests eject a backend.
+type Outlier struct {
+	Failures int           `yaml:"failures" default:"5" range:"0..1000000" doc:"Failed requests in a row that eject a backend; 0 = none do."`
+	Share    float64       `yaml:"share" default:"0.5" range:"0..1" doc:"Share of failed requests within window that ejects it; 0 = none does."`
+	Volume   int           `yaml:"volume" default:"10" range:"1..1000000" doc:"Fewest requests within window that share is measured on."`
+	Window   time.Duration `yaml:"window" default:"30s" range:"1s..1h" doc:"Time in which share is measured."`
+	Hold     time.Duration `yaml:"hold" default:"10s" range:"100ms..1h" doc:"How long an ejected backend gets no request at all. Each failed probe doubles it."`
+	MaxHold  time.Duration `yaml:"max_hold" default:"5m" range:"100ms..24h" doc:"The hold is never longer than this."`
+	Panic    float64       `yaml:"panic" default:"0.5" range:"0..1" doc:"Share of the pool's backends, of those whose checks are good, that must be left: with fewer the ejected ones are used too. What checks took out is never used."`
 }
 
 // PoolLimits bounds each backend of a pool.

@@ -28,6 +28,10 @@ type Backend struct {
 	learned    learned
 	now        func() time.Duration
 	busyUntil  atomic.Int64 // ns on that clock
+	since      atomic.Int64 // when it came up or back, ns on that clock; 0 = it never did
+	out        atomic.Int64 // ejected: when it may be probed, ns on that clock; 0 = not ejected
+	probing    atomic.Bool  // a probe is out
+	in         atomic.Pointer[Pool]
 	gone       chan struct{}
 }
 
@@ -59,7 +63,13 @@ func (b *Backend) Local() bool { return b.spec.Load().Local }
 func (b *Backend) Health() Health { return Health(b.health.Load()) }
 
 // SetHealth records the checks' word and returns the one before.
-func (b *Backend) SetHealth(h Health) Health { return Health(b.health.Swap(uint32(h))) }
+func (b *Backend) SetHealth(h Health) Health {
+	old := Health(b.health.Swap(uint32(h)))
+	if h == HealthUp && old != HealthUp {
+		b.cameUp()
+	}
+	return old
+}
 
 // Admin returns the operator's word. A value that is none of the defined ones counts as drain: whoever wrote it
 // wanted the backend out, and open requests are not cut by a slip.
@@ -89,6 +99,18 @@ func (b *Backend) Done() <-chan struct{} { return b.gone }
 
 // Eligible reports whether the backend may take new work. It is the one source of that answer for both planes.
 func (b *Backend) Eligible() bool {
+	if !b.sound() {
+		return false
+	}
+	if b.out.Load() == 0 {
+		return true
+	}
+	p := b.in.Load()
+	return p != nil && p.panics.Load()
+}
+
+// sound is Eligible, were nothing ever ejected.
+func (b *Backend) sound() bool {
 	return b.Health() == HealthUp && b.Admin() == AdminNone && !b.Gone()
 }
 

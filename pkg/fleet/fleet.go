@@ -75,6 +75,13 @@ type PoolSpec struct {
 	Models   []string // empty: takes any model name
 	Chooser  Chooser
 	Backends []BackendSpec
+	// Panic is the share of the otherwise eligible backends that must be left by ejection; with fewer all are tried.
+	Panic float64
+	// SlowStart is the time in which a backend that came up or back grows into its weight; 0 = it has it at once.
+	SlowStart time.Duration
+	// Weighted tells that the chooser goes by weights. With one that does not the slow start leaves a backend out of a
+	// shrinking share of the picks.
+	Weighted bool
 }
 
 // Candidate is a backend that may take the request, with its load at the moment of the pick. Of what follows Backend a zero
@@ -118,6 +125,7 @@ type Query struct {
 	Streams      bool          // the answer's first byte comes when the prefill is done, not with the whole answer
 	Deadline     time.Duration // time to the first byte that the request is held to; 0 = none
 	Exclude      []ID          // backends tried before for this request
+	MayProbe     bool          // the request's fate tells whether a backend works
 	LocalOnly    bool          // prefer backends of this host (a connection that another shunt steered here)
 	Rand         *rand.Rand
 }

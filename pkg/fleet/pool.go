@@ -26,12 +26,20 @@ type Pool struct {
 	outputs lengths
 	lines   lines
 
+	someOut atomic.Bool  // a backend is ejected
+	panics  atomic.Bool  // and too few others are left
+	lastUp  atomic.Int64 // when a backend came up last, ns on the clock
+
 	mu       sync.Mutex
 	rand     *rand.Rand
 	models   []string
 	chooser  Chooser
 	backends []*Backend
 	buf      []Candidate
+
+	panicShare float64
+	slowStart  time.Duration
+	weighted   bool
 }
 
 func newPool(name string, now func() time.Duration, index Index) *Pool {
@@ -69,23 +77,19 @@ func (p *Pool) Take(q *Query) (*Ticket, error) {
 	need := max(q.PromptTokens, 0) + max(q.OutputTokens, 0)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c, overloaded := p.candidates(q, need)
-	if len(c) == 0 {
-		if overloaded {
-			return nil, ErrOverloaded
-		}
-		return nil, ErrNoBackend
+	c, why, err := p.pick(q, need)
+	if err != nil {
+		return nil, err
 	}
-	q.Rand = p.rand
-	i, why := p.chooser.Pick(q, c)
-	if i < 0 || i >= len(c) {
-		return nil, fmt.Errorf("pick backend in pool %s: policy chose %d of %d candidates", p.name, i, len(c))
-	}
-	b := c[i].Backend
+	b := c.Backend
 	t := &Ticket{backend: b, reason: why, prompt: max(q.PromptTokens, 0), output: max(q.OutputTokens, 0), left: need,
-		cached: c[i].Cached, streams: q.Streams, now: p.now, taken: p.now()}
+		cached: c.Cached, streams: q.Streams, now: p.now, taken: p.now()}
+	if why == ReasonProbe {
+		t.probe = true
+		b.probing.Store(true)
+	}
 	t.queued = t.prompt - t.cached
-	t.expects = c[i].FirstByte(t.queued)
+	t.expects = c.FirstByte(t.queued)
 	b.slot.L7Tokens.Add(need)
 	b.requests.Add(1)
 	b.waiting.Add(1)
@@ -112,7 +116,25 @@ func (c *Candidate) FirstByte(uncached int64) float64 {
 func (p *Pool) Explain(q *Query) (*Backend, Reason, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c, overloaded := p.candidates(q, max(q.PromptTokens, 0)+max(q.OutputTokens, 0))
+	c, why, err := p.pick(q, max(q.PromptTokens, 0)+max(q.OutputTokens, 0))
+	if err != nil {
+		return nil, "", err
+	}
+	return c.Backend, why, nil
+}
+
+// pick lets the policy choose, unless the request is to be a probe. The candidate is valid until the next pick.
+func (p *Pool) pick(q *Query, need int64) (*Candidate, Reason, error) {
+	if p.someOut.Load() {
+		p.review() // the checks may have changed their mind about the others
+		now := p.now()
+		if b := p.probed(q, need, now); b != nil {
+			p.buf = append(p.buf[:0], Candidate{ID: b.id, Weight: b.weight(), Tokens: b.tokens(), Requests: b.requests.Load(), Backend: b})
+			p.know(&p.buf[0], q, now, p.lines.read())
+			return &p.buf[0], ReasonProbe, nil
+		}
+	}
+	c, overloaded := p.candidates(q, need)
 	if len(c) == 0 {
 		if overloaded {
 			return nil, "", ErrOverloaded
@@ -124,7 +146,7 @@ func (p *Pool) Explain(q *Query) (*Backend, Reason, error) {
 	if i < 0 || i >= len(c) {
 		return nil, "", fmt.Errorf("pick backend in pool %s: policy chose %d of %d candidates", p.name, i, len(c))
 	}
-	return c[i].Backend, why, nil
+	return &c[i], why, nil
 }
 
 // candidates lists the backends that may take the request. A backend at its limit is left out; one that is idle
@@ -132,6 +154,7 @@ func (p *Pool) Explain(q *Query) (*Backend, Reason, error) {
 func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool) {
 	c = p.buf[:0]
 	now, speed := p.now(), p.lines.read()
+	top := p.ramping(now)
 	q.HomeFull = false
 	for _, b := range p.backends {
 		if !b.Eligible() || slices.Contains(q.Exclude, b.id) {
@@ -144,12 +167,12 @@ func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool)
 			q.HomeFull = q.HomeFull || b.id == q.Home
 			continue
 		}
-		c = append(c, Candidate{ID: b.id, Weight: b.weight(), Tokens: tokens,
+		c = append(c, Candidate{ID: b.id, Weight: b.weight() * p.grown(b, now, top), Tokens: tokens,
 			Requests: b.requests.Load() + max(b.slot.KernelFlows.Load(), 0), Backend: b})
 		p.know(&c[len(c)-1], q, now, speed)
 	}
 	p.buf = c
-	c = leaveBusy(q, c, now)
+	c = p.leaveRamping(q, leaveBusy(q, c, now), now, top)
 	if q.LocalOnly && slices.ContainsFunc(c, func(c Candidate) bool { return c.Backend.Local() }) {
 		c = slices.DeleteFunc(c, func(c Candidate) bool { return !c.Backend.Local() })
 	}
@@ -201,10 +224,12 @@ func (p *Pool) updateLimits(factor float64, slack int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var total, weights float64
+	now := p.now()
+	top := p.ramping(now)
 	for _, b := range p.backends {
 		if b.Eligible() {
 			total += float64(max(b.tokens(), 0))
-			weights += b.weight()
+			weights += b.weight() * p.grown(b, now, top)
 		}
 	}
 	for _, b := range p.backends {
@@ -212,7 +237,7 @@ func (p *Pool) updateLimits(factor float64, slack int64) {
 		b.pinned.CompareAndSwap(pinned, pinned-(pinned+pinFade-1)/pinFade)
 		limit := int64(0)
 		if b.Eligible() {
-			limit = int64(math.Ceil(factor*total*b.weight()/weights)) + max(slack, pinned)
+			limit = int64(math.Ceil(factor*total*b.weight()*p.grown(b, now, top)/weights)) + max(slack, pinned)
 			if m := b.spec.Load().MaxInflightTokens; m > 0 {
 				limit = min(limit, m)
 			}

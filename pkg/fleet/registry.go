@@ -159,12 +159,16 @@ func (f *Fleet) ApplyAfter(specs []PoolSpec, prepare func(fresh []*Backend)) err
 		p.mu.Lock()
 		for _, b := range members[i] {
 			b.learned.teach(&p.lines)
+			b.in.Store(p)
+			p.lastUp.Store(max(p.lastUp.Load(), b.since.Load()))
 		}
 		p.models, p.chooser, p.backends = slices.Clone(ps.Models), ps.Chooser, members[i]
+		p.panicShare, p.slowStart, p.weighted = ps.Panic, ps.SlowStart, ps.Weighted
 		for j := range ps.Backends {
 			spec := ps.Backends[j]
 			members[i][j].spec.Store(&spec)
 		}
+		p.review()
 		p.mu.Unlock()
 		v.pools = append(v.pools, p)
 		v.byName[ps.Name] = p

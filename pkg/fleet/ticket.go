@@ -17,6 +17,7 @@ type Ticket struct {
 	output  int64
 	cached  int64 // of prompt, as believed when it was taken
 	streams bool
+	probe   bool
 	now     func() time.Duration
 	taken   time.Duration
 	expects float64 // predicted time to the first byte, in seconds
@@ -43,6 +44,10 @@ func (t *Ticket) Reason() Reason { return t.reason }
 
 // Tokens returns what the ticket took: the prompt's tokens and the expected output's.
 func (t *Ticket) Tokens() (prompt, output int64) { return t.prompt, t.output }
+
+// Probe reports whether the request finds out for everybody if an ejected backend serves again. Its end, whatever it is,
+// lets the next one try.
+func (t *Ticket) Probe() bool { return t.probe }
 
 // Cached returns how many of the prompt's tokens the backend was believed to hold.
 func (t *Ticket) Cached() int64 { return t.cached }
@@ -111,6 +116,9 @@ func (t *Ticket) Release() {
 	t.giveBack(t.left)
 	t.dequeue()
 	b := t.backend
+	if t.probe {
+		b.probing.Store(false)
+	}
 	b.requests.Add(-1)
 	b.context.Add(-t.prompt - t.output)
 	if t.streams && t.tokens >= minAnswer {

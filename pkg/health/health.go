@@ -3,8 +3,10 @@
 // Package health says which backends are alive.
 //
 // Two sources feed one state machine for each backend instance: active checks, which always run, whatever the state;
-// and what requests met (Report), which takes a dead or stuck backend out sooner. Nothing here touches the ledger of
-// tokens: a check can be wrong, a ticket cannot.
+// and what requests met (Report), which takes a dead or stuck backend out sooner. A backend whose checks are good but
+// whose requests fail is ejected (Outlier): that is a word of its own beside the checks', and only a request that is served,
+// or a recovery that the checks saw, takes it back. Nothing here touches the ledger of tokens: a check can be wrong, a ticket
+// cannot.
 package health
 
 import (
@@ -49,6 +51,7 @@ type Settings struct {
 	Timeout  time.Duration // of one check in all
 	Fall     int           // failures in a row that take a backend out
 	Rise     int           // good checks in a row that bring it back. The first time ever, one is enough
+	Outlier  Outlier       // what requests may say against good checks
 }
 
 func (s Settings) withDefaults() Settings {
@@ -64,6 +67,7 @@ func (s Settings) withDefaults() Settings {
 	if s.Rise <= 0 {
 		s.Rise = DefaultRise
 	}
+	s.Outlier = s.Outlier.withDefaults()
 	return s
 }
 
@@ -72,6 +76,8 @@ type Options struct {
 	Backends func() []*fleet.Backend       // all that there are now
 	Settings func(*fleet.Backend) Settings // as the last reload left them. nil: the defaults
 	OnChange func(b *fleet.Backend, from, to fleet.Health, detail string)
+	// OnEject is told when requests take a backend out or bring it back, and of each failed probe.
+	OnEject func(b *fleet.Backend, out bool, detail string)
 	// Transport carries the checks. nil: a connection of its own for each check, without any proxy.
 	Transport http.RoundTripper
 }
@@ -83,11 +89,15 @@ type Outcome uint8
 const (
 	Answered      Outcome = iota // any clean answer below 500, 4xx included: the backend is alive
 	Busy                         // 429 or 503: alive, and under pressure
-	ServerError                  // other 5xx: neutral
+	ServerError                  // other 5xx, or an answer that broke off or never came: only Outlier minds
 	ClientGone                   // the client left first: neutral
 	ConnectFailed                // no connection
 	Hung                         // connected, but no byte within the limit for the first one
 )
+
+func (o Outcome) String() string {
+	return [...]string{"answered", "busy", "server error", "client gone", "connection failed", "no byte in time"}[min(o, Hung)]
+}
 
 // Result is the last active check of a backend.
 type Result struct {
@@ -102,14 +112,17 @@ type Checker struct {
 	states sync.Map // *fleet.Backend -> *state
 }
 
-// New returns a checker that does nothing yet. OnChange is called one at a time for a backend, in order, from Run,
-// CheckAll or Report; it must not call Report.
+// New returns a checker that does nothing yet. OnChange and OnEject are called one at a time for a backend, in order, from
+// Run, CheckAll or Report; they must not call the Checker.
 func New(o Options) *Checker {
 	if o.Settings == nil {
 		o.Settings = func(*fleet.Backend) Settings { return Settings{} }
 	}
 	if o.OnChange == nil {
 		o.OnChange = func(*fleet.Backend, fleet.Health, fleet.Health, string) {}
+	}
+	if o.OnEject == nil {
+		o.OnEject = func(*fleet.Backend, bool, string) {}
 	}
 	return &Checker{o: o}
 }
@@ -176,24 +189,41 @@ func (c *Checker) Last(b *fleet.Backend) Result {
 	return Result{}
 }
 
-// Report enters what a request met at b. Good outcomes cost two atomic loads.
-func (c *Checker) Report(b *fleet.Backend, o Outcome) {
+// Report enters what a request met at b. Good outcomes cost a few atomic instructions.
+func (c *Checker) Report(b *fleet.Backend, o Outcome) { c.report(b, o, false) }
+
+// ReportProbe is Report for a request whose ticket is a probe.
+func (c *Checker) ReportProbe(b *fleet.Backend, o Outcome) { c.report(b, o, true) }
+
+func (c *Checker) report(b *fleet.Backend, o Outcome, probe bool) {
 	v, ok := c.states.Load(b)
-	if !ok {
-		return // gone
+	if !ok || o == ClientGone {
+		return // a backend that is gone, or nothing learned
 	}
 	st := v.(*state)
+	if o == Answered {
+		st.outlier.answers.Add(1)
+	}
+	if (o == Answered || o == Busy) && !probe {
+		st.answered(o)
+		return
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	set := c.o.Settings(b).withDefaults()
 	switch o {
 	case Answered, Busy:
-		st.answered()
+		st.heard(o)
 	case ConnectFailed:
-		st.mu.Lock()
-		defer st.mu.Unlock()
-		st.failed(c, c.o.Settings(b).withDefaults(), "connections to it failed")
+		st.failed(c, set, "connections to it failed")
 	case Hung:
-		st.mu.Lock()
-		defer st.mu.Unlock()
-		st.hung(c, c.o.Settings(b).withDefaults())
+		st.hung(c, set)
+	}
+	switch {
+	case probe:
+		st.probed(c, set.Outlier, o)
+	case o != Answered && o != Busy:
+		st.failedRequest(c, set.Outlier, o.String())
 	}
 }
 

@@ -29,6 +29,7 @@ type state struct {
 	hangs   int           // hung requests in a row; good checks do not break the row, answers do
 	hold    time.Duration // the last pause after hangs; 0 = it answers
 	heldTil time.Time
+	outlier outlier
 }
 
 // good enters a good check.
@@ -51,6 +52,8 @@ func (s *state) good(c *Checker, set Settings) {
 		detail = fmt.Sprintf("%d good checks in a row", s.goods)
 	}
 	s.goods, s.hangs, s.wasUp = 0, 0, true
+	s.outlier.row = 0
+	s.restore(c, "the checks saw it down and up again")
 	s.change(c, fleet.HealthUp, detail)
 }
 
@@ -78,12 +81,19 @@ func (s *state) hung(c *Checker, set Settings) {
 }
 
 // answered enters a request that the backend answered. It ends any row of failures, but only checks bring a backend up.
-func (s *state) answered() {
+func (s *state) answered(o Outcome) {
 	if !s.troubled.Load() {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.heard(o)
+}
+
+func (s *state) heard(o Outcome) {
+	if o == Answered { // one that has no room has served nothing
+		s.outlier.row = 0
+	}
 	s.hangs, s.hold, s.heldTil = 0, 0, time.Time{}
 	if s.backend.Health() != fleet.HealthDown {
 		s.fails = 0
@@ -97,10 +107,14 @@ func (s *state) maintained(c *Checker) {
 	defer s.mu.Unlock()
 	s.fails, s.goods, s.hangs, s.wasUp, s.hold, s.heldTil = 0, 0, 0, false, 0, time.Time{}
 	s.note()
+	s.restore(c, "in maintenance")
+	s.outlier.hold = 0
 	s.change(c, fleet.HealthUnknown, "in maintenance, not checked")
 }
 
-func (s *state) note() { s.troubled.Store(s.fails > 0 || s.hangs > 0 || s.hold > 0) }
+func (s *state) note() {
+	s.troubled.Store(s.fails > 0 || s.hangs > 0 || s.hold > 0 || s.outlier.row > 0)
+}
 
 func (s *state) change(c *Checker, to fleet.Health, detail string) {
 	if from := s.backend.SetHealth(to); from != to {

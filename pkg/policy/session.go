@@ -45,7 +45,7 @@ type session struct {
 // a request must neither move the session nor pin it.
 func Spilled(why fleet.Reason) bool {
 	switch why {
-	case ReasonSessionSpill, ReasonCostSpill, ReasonPrefixSpill, ReasonHashSpill:
+	case ReasonSessionSpill, ReasonCostSpill, ReasonPrefixSpill, ReasonHashSpill, fleet.ReasonProbe:
 		return true
 	}
 	return false

@@ -23,6 +23,7 @@ var errGone = errors.New("client has gone")
 // client that has left, on a backend that was tried, or beyond what mayRetry and mayReconnect allow.
 func (ex *exchange) run(ctx *fasthttp.RequestCtx) {
 	ex.stats = ex.s.metrics.pool(ex.pool.Name())
+	ex.query.MayProbe = string(ex.method) == "POST" // the others ask for no work, and an engine that can do none may answer them
 	var last error
 	lastAnswer := errUpstream
 	for {
@@ -43,13 +44,20 @@ func (ex *exchange) run(ctx *fasthttp.RequestCtx) {
 		before := ex.dispatched
 		err = ex.try(t.Backend())
 		if err == nil {
-			if ex.busy() {
-				pause := retryAfter(ex.head.fields, time.Now())
-				t.Backend().Busy(pause)
+			// The client of a probe need not bear what it has found out.
+			if failed := t.Probe() && ex.failedStatus(); failed || ex.busy() {
+				o, pause := OutcomeUpstreamError, time.Duration(0)
+				if !failed {
+					o, pause = OutcomeBusy, retryAfter(ex.head.fields, time.Now())
+					t.Backend().Busy(pause)
+				}
 				if ex.head.length <= maxSaved && ex.mayRetry() {
-					ex.report(OutcomeBusy)
+					ex.report(o)
 					if err := ex.save(); err != nil {
-						last, lastAnswer = err, upstreamBusy(ex.head.status, pause)
+						last, lastAnswer = err, errUpstream
+						if !failed {
+							lastAnswer = upstreamBusy(ex.head.status, pause)
+						}
 					}
 					ex.ticket.Release()
 					continue
@@ -146,10 +154,11 @@ func (ex *exchange) retries() int {
 
 func (ex *exchange) report(o Outcome) {
 	ex.stats.attempt(o)
-	if ex.s.o.Report != nil && ex.ticket != nil {
-		defer ex.s.recovered("reporting an attempt")
-		ex.s.o.Report(ex.ticket.Backend(), o)
+	if ex.s.o.Report == nil || ex.ticket == nil || !ex.query.MayProbe && (o == OutcomeOK || o == OutcomeBusy || o == OutcomeUpstreamError) {
+		return
 	}
+	defer ex.s.recovered("reporting an attempt")
+	ex.s.o.Report(ex.ticket, o)
 }
 
 // giveUp answers when no backend is left to try.
@@ -337,6 +346,11 @@ func appendField(b, name, value []byte) []byte {
 	b = append(b, ':', ' ')
 	b = append(b, value...)
 	return append(b, '\r', '\n')
+}
+
+// failedStatus reports whether the backend answered that it failed.
+func (ex *exchange) failedStatus() bool {
+	return ex.head.status == 500 || ex.head.status == 502 || ex.head.status == 504
 }
 
 // busy reports whether the backend answered that it has no room.

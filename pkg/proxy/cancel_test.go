@@ -43,7 +43,7 @@ func TestClientLeaves(t *testing.T) {
 				fl := newFleet(t, "least_tokens", e.url())
 				var reports atomic.Int64
 				f := startFront(t, fl, func(o *Options) {
-					o.Report = func(_ *fleet.Backend, oc Outcome) {
+					o.Report = func(_ *fleet.Ticket, oc Outcome) {
 						if oc != OutcomeClientGone {
 							reports.Add(1)
 						}

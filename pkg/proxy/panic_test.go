@@ -34,7 +34,7 @@ func TestListenersThatPanic(t *testing.T) {
 	var told atomic.Int64
 	f := startFront(t, newFleet(t, "round_robin", e.url()), func(o *Options) {
 		o.AccessLog = func(*Record) { told.Add(1); panic("injected into the log") }
-		o.Report = func(*fleet.Backend, Outcome) { panic("injected into the report") }
+		o.Report = func(*fleet.Ticket, Outcome) { panic("injected into the report") }
 	})
 	for _, tt := range []struct {
 		name, request string

@@ -98,8 +98,9 @@ type Options struct {
 	Ingress func(netip.Addr) bool
 	// Report is told how each attempt ended, for passive health. 429 and 503 are OutcomeBusy,
 	// 500, 502 and 504 OutcomeUpstreamError, and answers of any other status are OK.
-	// OutcomeClientGone and OutcomeLocalFault say nothing of the backend.
-	Report func(*fleet.Backend, Outcome)
+	// OutcomeClientGone and OutcomeLocalFault say nothing of the backend. What asks for no work, like a list of models, is
+	// reported only where it got no answer.
+	Report func(*fleet.Ticket, Outcome)
 	// PeerInfo returns the JSON of GET /.well-known/shunt. nil: the path is not served.
 	PeerInfo func() []byte
 	// OnProbe is told of a shunt that asked there and means to steer to us.

@@ -281,7 +281,7 @@ func (ex *exchange) farewell(w io.Writer, o Outcome) {
 // ended is the good end: the body was read to its end, so the connection can serve again.
 func (ex *exchange) ended() {
 	ex.outcome = OutcomeOK
-	if ex.status == 500 || ex.status == 502 || ex.status == 504 || ex.meter.scan.figures.failed && ex.eventStream {
+	if ex.failedStatus() || ex.meter.scan.figures.failed && ex.eventStream {
 		ex.outcome = OutcomeUpstreamError
 	}
 	o := ex.outcome
@@ -294,16 +294,16 @@ func (ex *exchange) ended() {
 	if ex.busy() {
 		o = OutcomeBusy
 	}
+	ex.report(o) // before the ticket's end, which lets the next probe out
 	ex.ticket.Release()
-	ex.report(o)
 	ex.keepConn()
 }
 
 // broke is the bad end.
 func (ex *exchange) broke(o Outcome, why string) {
-	ex.ticket.Release()
 	ex.outcome, ex.failure = o, why
 	ex.report(o)
+	ex.ticket.Release()
 	ex.dropConn()
 }
 

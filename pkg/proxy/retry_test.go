@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -172,7 +173,7 @@ func TestBusyBackends(t *testing.T) {
 		calls      int64 // of both engines for two requests
 	}{{503, 200, 200, 3}, {429, 200, 200, 3}, {503, 503, 503, 4}, {429, 429, 429, 4}, {400, 400, 400, 2}, {401, 401, 401, 2}, {500, 500, 500, 2}} {
 		f := startFront(t, newFleet(t, "round_robin", e1.url(), e2.url()), func(o *Options) {
-			o.Report = func(b *fleet.Backend, oc Outcome) { reports.Store(oc, b.Name()) }
+			o.Report = func(t *fleet.Ticket, oc Outcome) { reports.Store(oc, t.Backend().Name()) }
 		})
 		set(tt.a, tt.b)
 		before := e1.requests.Load() + e2.requests.Load()
@@ -214,7 +215,7 @@ func TestAttemptOutcome(t *testing.T) {
 	}
 	var got sync.Map
 	f := startFront(t, newFleet(t, "round_robin", "http://127.0.0.1:1"), func(o *Options) {
-		o.Report = func(_ *fleet.Backend, oc Outcome) { got.Store(oc, true) }
+		o.Report = func(_ *fleet.Ticket, oc Outcome) { got.Store(oc, true) }
 	})
 	f.do(post(chatPath, chat(""))).want(t, 502, "")
 	if _, ok := got.Load(OutcomeConnectFailed); !ok {
@@ -343,4 +344,75 @@ func TestIPv6AndNames(t *testing.T) {
 		f := startFront(t, newFleet(t, "least_tokens", fmt.Sprintf("http://%s:%d", host, port)), func(o *Options) { o.Timeouts.Connect = 2 * time.Second })
 		f.do(post(chatPath, chat(""))).want(t, 200, "")
 	}
+}
+
+// An ejected backend is probed by one request at a time. Its client does not pay for what it finds out, and however the
+// probe ends the next one tries.
+func TestProbeOfAnEjectedBackend(t *testing.T) {
+	var mode atomic.Int64 // status of the sick one's answers; 0 = none comes
+	mode.Store(500)
+	hold := make(chan struct{})
+	sick := newEngine(t, func(p *peer) {
+		for p.request() != nil {
+			m := int(mode.Load())
+			if m == 0 {
+				<-hold
+				return
+			}
+			if p.json(m, `{"sick":true}`) != nil {
+				return
+			}
+		}
+	})
+	well := newEngine(t, echo)
+	f := newFleet(t, "least_tokens", sick.url(), well.url())
+	b := f.Backend("b1")
+	type verdict struct {
+		probe bool
+		o     Outcome
+	}
+	var mu sync.Mutex
+	var seen []verdict
+	fr := startFront(t, f, func(o *Options) {
+		o.Report = func(t *fleet.Ticket, oc Outcome) {
+			if t.Backend() != b {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			seen = append(seen, verdict{t.Probe(), oc})
+		}
+	})
+	check := func(what string, want ...verdict) {
+		t.Helper()
+		mu.Lock()
+		defer mu.Unlock()
+		if !slices.Equal(seen, want) {
+			t.Errorf("%s: reports of the sick backend: %v, want %v", what, seen, want)
+		}
+		seen = nil
+	}
+	b.Eject(0)
+	fr.do("GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")
+	check("a list of models is no probe")
+	a := fr.do(post(chatPath, chat("")))
+	a.want(t, 200, "")
+	check("a probe that fails", verdict{true, OutcomeUpstreamError})
+
+	mode.Store(0)
+	c := fr.dial()
+	before := sick.requests.Load()
+	c.send(post(chatPath, chat("")))
+	eventually(t, "the probe to arrive", func() bool { return sick.requests.Load() > before })
+	fr.do(post(chatPath, chat(""))).want(t, 200, "") // elsewhere, while the probe is out
+	c.Close()
+	fr.settle()
+	check("a client that leaves", verdict{true, OutcomeClientGone})
+	close(hold)
+
+	mode.Store(200)
+	if a := fr.do(post(chatPath, chat(""))); !strings.Contains(a.body, "sick") || a.StatusCode != 200 {
+		t.Errorf("the next one is no probe: %d %s", a.StatusCode, a.body)
+	}
+	check("a probe that is served", verdict{true, OutcomeOK})
 }

@@ -212,7 +212,7 @@ func TestErrorsOfTheEngineInAStream(t *testing.T) {
 	})
 	var reports []Outcome
 	f := startFront(t, newFleet(t, "least_tokens", e.url()), func(o *Options) {
-		o.Report = func(_ *fleet.Backend, oc Outcome) { reports = append(reports, oc) }
+		o.Report = func(_ *fleet.Ticket, oc Outcome) { reports = append(reports, oc) }
 	})
 	for _, code := range []string{"400", "500"} {
 		f.do(post(chatPath, chat(`,"stream":true`), "X-Code: "+code)).want(t, 200, "")
