@@ -157,7 +157,7 @@ func (b *Backend) Gauges() (Gauges, bool) {
 
 // Speed returns what is believed of the backend's speed.
 func (b *Backend) Speed() Speed {
-	s, _, _ := b.learned.read(0, b.learned.pool.read())
+	s, _, _, _ := b.learned.read(0, b.learned.pool.read())
 	return s
 }
 

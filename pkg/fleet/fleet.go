@@ -99,6 +99,7 @@ type Candidate struct {
 	Context int64   // tokens that requests in flight hold in the KV cache, or will; the kernel's tokens included
 	Speed   Speed   // learned from the backend's own answers and its pool's
 	Latency float64 // peak EWMA of the time to the first byte, in seconds
+	Inflow  float64 // prompt tokens sent there lately that were not cached: what has driven others' prompts out of its cache
 	Gauges  Gauges  // what the engine itself reported
 	Fresh   bool    // Gauges are recent enough to be believed
 }

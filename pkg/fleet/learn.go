@@ -22,6 +22,8 @@ const (
 	sampleBound = 4
 	// latencyFade is the time in which the peak of the first-byte times fades to a third.
 	latencyFade = 10 * time.Second
+	// inflowFade is the time in which what was sent fades to a third: the pauses of conversations, over which a cache must keep.
+	inflowFade = 5 * time.Minute
 )
 
 // Speed is what a backend's requests have cost in time. Prefill of u tokens takes PrefillBase + u/PrefillRate seconds, or
@@ -156,6 +158,8 @@ type learned struct {
 	openQueue bool    // it waited behind another
 	peak      float64 // of the time to the first byte, in seconds
 	peakAt    time.Duration
+	inflow    float64 // prompt tokens that were not cached, fading
+	inflowAt  time.Duration
 	predicted float64 // sums for the prediction error
 	observed  float64
 	// The tickets whose answer has not begun, in the order in which they were sent: what an engine works on is the oldest.
@@ -178,6 +182,15 @@ func (l *learned) enqueue(t *Ticket) {
 		l.head = t
 	}
 	l.tail = t
+	l.inflow, l.inflowAt = fade(l.inflow, t.taken-l.inflowAt, inflowFade)+float64(t.queued), t.taken
+}
+
+// fade is what is left of x after a time in which it fades to a third (1/e) every tau.
+func fade(x float64, d, tau time.Duration) float64 {
+	if x == 0 || d <= 0 {
+		return x
+	}
+	return x * math.Exp(-d.Seconds()/tau.Seconds())
 }
 
 func (l *learned) dequeue(t *Ticket) {
@@ -265,19 +278,17 @@ func (l *learned) answered(perToken, context float64) {
 }
 
 func (l *learned) peakNow(now time.Duration) float64 {
-	if l.peak == 0 {
-		return 0
-	}
-	return l.peak * math.Exp(-max(now-l.peakAt, 0).Seconds()/latencyFade.Seconds())
+	return fade(l.peak, now-l.peakAt, latencyFade)
 }
 
-// read returns what the pick needs: the speed by that of the pool, the peak latency, and how many queued tokens are done.
-func (l *learned) read(now time.Duration, pool Speed) (s Speed, latency float64, done int64) {
+// read returns what the pick needs: the speed by that of the pool, the peak latency, the inflow, and how many queued tokens are
+// done.
+func (l *learned) read(now time.Duration, pool Speed) (s Speed, latency, inflow float64, done int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f, g := float32(l.prefill.value()), float32(l.decode.value())
 	s = Speed{PrefillBase: pool.PrefillBase * f, QueueBase: pool.QueueBase * f, PrefillRate: pool.PrefillRate / f, DecodeBase: pool.DecodeBase * g, DecodeSlope: pool.DecodeSlope * g}
-	return s, l.peakNow(now), l.progress(now, s)
+	return s, l.peakNow(now), fade(l.inflow, now-l.inflowAt, inflowFade), l.progress(now, s)
 }
 
 // predict enters a prediction of the time to the first byte and what came, for Drift.

@@ -191,7 +191,7 @@ func (p *Pool) know(c *Candidate, q *Query, now time.Duration, speed Speed) {
 	_, kernel := b.Load()
 	c.Context = max(b.context.Load(), 0) + max(kernel, 0)
 	var done int64
-	c.Speed, c.Latency, done = b.learned.read(now, speed)
+	c.Speed, c.Latency, c.Inflow, done = b.learned.read(now, speed)
 	c.Queued = max(c.Queued-done, 0)
 	if g := b.gauges.Load(); g != nil {
 		c.Gauges, c.Fresh = *g, now-g.At < StaleGauges

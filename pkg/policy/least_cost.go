@@ -17,6 +17,9 @@ const (
 	// costWork counts the prefill that the request brings once more, for whoever comes after it: what is held elsewhere and
 	// computed anew also drives others' prefixes out of the cache.
 	costWork = 1
+	// costChurn counts it once more for a cache that has lately taken in as much as the mean, and in proportion: it is the
+	// prefixes of the conversations there that have to go. This spreads conversations evenly where the load of a moment does not.
+	costChurn = 2
 	// costWaiting counts it for each request that waits there, costDecoding for each answer that it makes stutter.
 	costWaiting  = 1
 	costDecoding = 0.15
@@ -48,16 +51,20 @@ type leastCost struct{}
 
 func (leastCost) Pick(q *fleet.Query, c []fleet.Candidate) (int, fleet.Reason) {
 	var low lowest
-	most := int64(0)
+	most, churn := int64(0), 0.0
 	for i := range c {
-		low.offer(i, seconds(q, &c[i]))
+		churn += inflow(&c[i])
+	}
+	churn /= float64(len(c))
+	for i := range c {
+		low.offer(i, seconds(q, &c[i], churn))
 		most = max(most, held(q, &c[i]))
 	}
 	best := low.first
 	if low.ties > 1 {
 		skip := draw(q, low.ties)
 		for i := low.first; i < len(c); i++ {
-			if seconds(q, &c[i]) != low.score {
+			if seconds(q, &c[i], churn) != low.score {
 				continue
 			}
 			if skip == 0 {
@@ -76,8 +83,16 @@ func (leastCost) Pick(q *fleet.Query, c []fleet.Candidate) (int, fleet.Reason) {
 	return best, ReasonCostCached
 }
 
-// seconds is what the request costs at the candidate.
-func seconds(q *fleet.Query, c *fleet.Candidate) float64 {
+// inflow is the candidate's recent prefill in seconds; one more, so that an idle pool has a mean.
+func inflow(c *fleet.Candidate) float64 {
+	if c.Speed.PrefillRate <= 0 {
+		return 1
+	}
+	return 1 + c.Inflow/float64(c.Speed.PrefillRate)
+}
+
+// seconds is what the request costs at the candidate; churn is the candidates' mean inflow.
+func seconds(q *fleet.Query, c *fleet.Candidate, churn float64) float64 {
 	prompt := float64(max(q.PromptTokens, 0))
 	s := &c.Speed
 	if s.PrefillRate <= 0 { // nothing is known but the load
@@ -105,7 +120,7 @@ func seconds(q *fleet.Query, c *fleet.Candidate) float64 {
 		}
 	}
 	first := float64(s.PrefillBase) + queue + own
-	cost := first + own*(costWork+costWaiting*waiting+costDecoding*decoding) +
+	cost := first + own*(costWork+costChurn*inflow(c)/churn+costWaiting*waiting+costDecoding*decoding) +
 		float64(max(q.OutputTokens, 0))*(float64(s.DecodeBase)+float64(s.DecodeSlope)*context)
 	if c.Gauges.KVTokens > 0 { // the size is a fact; how much of it is in use grows old
 		full = max(full, (context+prompt-cached)/float64(c.Gauges.KVTokens))

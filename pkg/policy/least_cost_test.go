@@ -157,7 +157,7 @@ func TestALongPromptIsHeldWhereItWas(t *testing.T) {
 
 func TestDeadlineMovesARequest(t *testing.T) {
 	c := []fleet.Candidate{
-		{ID: 1, Weight: 1, Speed: fleet.DefaultSpeed, Queued: 15_000, Waiting: 1, Requests: 1, Cached: 19_000},
+		{ID: 1, Weight: 1, Speed: fleet.DefaultSpeed, Queued: 26_000, Cached: 12_000},
 		{ID: 2, Weight: 1, Speed: fleet.DefaultSpeed, Context: 40_000, Requests: 6},
 	}
 	p, err := policy.New("least_cost", policy.Params{})
@@ -168,8 +168,7 @@ func TestDeadlineMovesARequest(t *testing.T) {
 	if i, _ := p.Pick(&q, c); i != 0 {
 		t.Errorf("without a deadline candidate %d was picked", i)
 	}
-	c[0].Queued, q.Deadline = 22_000, 2100*time.Millisecond
-	c[0].Cached, c[0].Waiting = 12_000, 0
+	q.Deadline = 2100 * time.Millisecond
 	if i, _ := p.Pick(&q, c); i != 1 {
 		t.Errorf("with a deadline that only the other keeps candidate %d was picked", i)
 	}
