@@ -23,7 +23,7 @@ const struct exported *exported __attribute__((unused));
 
 enum { FAST_NOT = -1 };
 
-/* A plain packet of an open flow: REASON_NONE and *out. FAST_NOT: to be decided from scratch. */
+/* A plain packet of an open flow: REASON_NONE and *out; of none: why it passes. FAST_NOT: to be decided from scratch. */
 static __always_inline int fast4(void *data, void *end, __u32 iif, struct flow **out)
 {
 	struct ethhdr *eth = data;
@@ -42,6 +42,8 @@ static __always_inline int fast4(void *data, void *end, __u32 iif, struct flow *
 	k.sport = bpf_ntohs(t->source);
 	k.dport = bpf_ntohs(t->dest);
 	f = bpf_map_lookup_elem(&shunt_flows, &k);
+	if (!f && !pure_syn(((__u8 *)t)[13]))
+		return SHUNT_PASS_NO_FLOW;
 	if (!f || !flow_fast(f, t, len, sizeof(*ip), eth->h_source, iif))
 		return FAST_NOT;
 	*out = f;
@@ -66,6 +68,8 @@ static __noinline int fast6(void *data, void *end, __u32 iif, struct flow **out)
 	k.sport = bpf_ntohs(t->source);
 	k.dport = bpf_ntohs(t->dest);
 	f = bpf_map_lookup_elem(&shunt_flows6, &k);
+	if (!f && !pure_syn(((__u8 *)t)[13]))
+		return addr_is4(k.src) || addr_is4(k.dst) ? FAST_NOT : SHUNT_PASS_NO_FLOW;
 	if (!f || !flow_fast(f, t, len, sizeof(*ip), eth->h_source, iif))
 		return FAST_NOT;
 	*out = f;

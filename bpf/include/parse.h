@@ -14,6 +14,11 @@
 
 enum tcp_flags { TCP_FIN = 1, TCP_SYN = 2, TCP_RST = 4, TCP_PSH = 8, TCP_ACK = 16, TCP_URG = 32 };
 
+static __always_inline int pure_syn(__u8 flags)
+{
+	return (flags & (TCP_SYN | TCP_ACK | TCP_FIN | TCP_RST | TCP_PSH | TCP_URG)) == TCP_SYN;
+}
+
 enum pkt_kind {
 	PKT_TCP = 1, /* plain header, whole TCP header in reach */
 	PKT_ODD,     /* TCP with ports known, but not to be rewritten: options, extension headers, a first fragment */

@@ -383,7 +383,7 @@ static __noinline int verdict(void *ctx, struct pkt *p, void *data, void *end, s
 			why = on_control(p, f);
 	}
 	if (why == AGAIN) {
-		if ((p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_FIN | TCP_RST | TCP_PSH | TCP_URG)) != TCP_SYN)
+		if (!pure_syn(p->tcp_flags))
 			return SHUNT_PASS_NO_FLOW;
 		why = syn_verdict(ctx, p, data, end);
 		if (why && why != SHUNT_PASS_TABLE_FULL)
