@@ -7,6 +7,7 @@ package app
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -83,6 +84,8 @@ type app struct {
 	admin      *admin.Server
 	closeLog   func() error
 
+	certificate *proxy.Certificate // nil: no TLS
+
 	front     net.Listener
 	operators []net.Listener
 	loaded    [sha256.Size]byte // hash of the file that the configuration came from
@@ -133,6 +136,13 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 	if a.counter, err = tokens.New(tokens.Options{Default: encoding, Models: models, Files: cfg.TokenizerFiles(), MaxBytes: int(cfg.Tokens.MaxBytes), LargeBytes: largePrompt}); err != nil {
 		return nil, fmt.Errorf("load token encodings: %w", err)
 	}
+	var listenTLS *tls.Config
+	if t := cfg.TLS; t.Certificate != "" {
+		if a.certificate, err = proxy.LoadCertificate(t.Certificate, t.Key); err != nil {
+			return nil, err
+		}
+		listenTLS = a.certificate.Listener()
+	}
 	// Before the kernel path changes hands: what it leaves to this daemon waits in the listener's queue.
 	if err := a.listen(cfg); err != nil {
 		return nil, err
@@ -158,7 +168,7 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 	}
 	var pins *session.Pins
 	if a.kernel != nil {
-		a.kernel.bind(a.fleet, a.tracker, a.ingresses)
+		a.kernel.bind(a.fleet, a.tracker, a.ingresses, a.certificate)
 		pins = a.kernel.pins
 		a.registry.MustRegister(a.kernel.dp.Collector())
 	}
@@ -182,6 +192,7 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 		Index:       a.routing.index,
 		Pins:        pins,
 		Needs:       func(pool string) policy.Needs { return (*a.needs.Load())[pool] },
+		ListenTLS:   listenTLS,
 		Metrics:     a.registry,
 		AccessLog:   accessLog(access),
 		Logger:      log,

@@ -4,6 +4,7 @@ package app
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,6 +18,7 @@ import (
 	"github.com/shunt-lb/shunt/pkg/fleet"
 	"github.com/shunt-lb/shunt/pkg/health"
 	"github.com/shunt-lb/shunt/pkg/netdev"
+	"github.com/shunt-lb/shunt/pkg/proxy"
 	"github.com/shunt-lb/shunt/pkg/session"
 )
 
@@ -100,11 +102,15 @@ func openKernel(cfg *config.Config, log *slog.Logger) (*kernel, error) {
 }
 
 // bind connects the kernel path with the fleet, once there is one.
-func (k *kernel) bind(f *fleet.Fleet, homes *session.Tracker, ingresses *session.Ingresses) {
+func (k *kernel) bind(f *fleet.Fleet, homes *session.Tracker, ingresses *session.Ingresses, certificate *proxy.Certificate) {
 	k.fleet = f
 	k.locals.Store(&map[fleet.ID]bool{})
 	k.own.Store(&map[netip.Addr]bool{})
 	if k.cfg.Target == config.TargetPeer {
+		var peerTLS *tls.Config
+		if certificate != nil {
+			peerTLS = certificate.Peer()
+		}
 		k.peers = health.NewPeers(health.PeersOptions{
 			Backends: f.Backends,
 			Source: func(target netip.Addr) netip.Addr {
@@ -116,6 +122,7 @@ func (k *kernel) bind(f *fleet.Fleet, homes *session.Tracker, ingresses *session
 				return netip.Addr{}
 			},
 			ABI: datapath.ABI,
+			TLS: peerTLS,
 			OnChange: func(b *fleet.Backend, ready bool, detail string) {
 				k.log.Info("peer changed", "backend", b.Name(), "steer", b.Steer(), "ready", ready, "detail", detail)
 				k.poke()

@@ -31,6 +31,7 @@ func (a *app) dynamic(cfg *config.Config) proxy.Dynamic {
 			Header: cfg.Timeouts.HeaderRead, KeepAlive: cfg.Timeouts.ClientIdle},
 		Retries: cfg.Retries.Max, RetryBudget: cfg.Retries.Budget,
 		StripAuthorization: cfg.StripCredentials(),
+		ProxyProtocol:      cfg.ProxyProtocol, TrustedProxies: cfg.TrustedProxies,
 	}
 }
 
@@ -157,6 +158,31 @@ func (a *app) watchConfig(ctx context.Context) error {
 	}
 }
 
+// watchCertificate takes a replaced certificate into use.
+func (a *app) watchCertificate(ctx context.Context) error {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	told := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		changed, err := a.certificate.Refresh()
+		switch {
+		case err != nil && err.Error() != told:
+			told = err.Error()
+			a.log.Error("the certificate on disk cannot be used; the former one stays in use", "error", err)
+		case changed:
+			a.log.Info("certificate replaced", "expires", a.certificate.Expires())
+		}
+		if err == nil {
+			told = ""
+		}
+	}
+}
+
 // contentHash reads a regular file only: opening anything else, a pipe for example, may wait for ever.
 func contentHash(path string) (sum [sha256.Size]byte, err error) {
 	st, err := os.Stat(path)
@@ -182,6 +208,7 @@ func fixed(old, now *config.Config) []string {
 	}{
 		{"listen", old.Listen, now.Listen},
 		{"admin", old.Admin, now.Admin},
+		{"tls", old.TLS, now.TLS},
 		{"steering", old.Steering, now.Steering},
 		{"session.idle", old.Session.Idle, now.Session.Idle},
 		{"tokens", old.Tokens, now.Tokens},

@@ -95,6 +95,9 @@ func (a *app) serve(ctx context.Context) error {
 	p.start(func() error { return a.checker.Run(run) })
 	p.start(func() error { return a.routing.run(run) })
 	p.start(func() error { return a.watchConfig(run) })
+	if a.certificate != nil {
+		p.start(func() error { return a.watchCertificate(run) })
+	}
 	p.start(func() error { return a.proxy.Serve(a.front) })
 
 	a.log.Info("serving", "listen", a.front.Addr().String(), "backends", len(a.fleet.Backends()), "kernel_path", a.kernel != nil && a.kernel.attached.Load(), "version", a.o.Version)

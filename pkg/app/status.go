@@ -198,6 +198,7 @@ var (
 	ejectedDesc   = prometheus.NewDesc("shunt_backend_ejected", "1 when a backend is ejected because its requests failed.", []string{"backend"}, nil)
 	ejectionsDesc = prometheus.NewDesc("shunt_backend_ejections_total", "Ejections of a backend, by what failed: requests in a row, or a share of them.", []string{"backend", "reason"}, nil)
 	panicDesc     = prometheus.NewDesc("shunt_pool_panic", "1 when so many of a pool's backends are ejected that these are used too.", []string{"pool"}, nil)
+	certDesc      = prometheus.NewDesc("shunt_certificate_expiry_timestamp_seconds", "End of the listener's certificate in use.", nil, nil)
 	requests      = prometheus.NewDesc("shunt_backend_requests", "Requests in flight on a backend through the front end.", []string{"backend"}, nil)
 	kernelDesc    = prometheus.NewDesc("shunt_kernel_path_up", "1 when sessions can be steered in the kernel.", nil, nil)
 	reloadDesc    = prometheus.NewDesc("shunt_config_last_reload_successful", "0 when the last reload was refused.", nil, nil)
@@ -205,7 +206,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{tokensDesc, limitDesc, upDesc, ejectedDesc, ejectionsDesc, panicDesc, requests, kernelDesc, reloadDesc} {
+	for _, d := range []*prometheus.Desc{tokensDesc, limitDesc, upDesc, ejectedDesc, ejectionsDesc, panicDesc, certDesc, requests, kernelDesc, reloadDesc} {
 		ch <- d
 	}
 }
@@ -232,6 +233,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(panicDesc, number(p.Panicking()), p.Name())
 	}
 	gauge(kernelDesc, number(c.a.kernel != nil && c.a.kernel.attached.Load()))
+	if c.a.certificate != nil {
+		gauge(certDesc, float64(c.a.certificate.Expires().Unix()))
+	}
 	e := c.a.reloadError.Load()
 	gauge(reloadDesc, number(e == nil || *e == ""))
 }

@@ -100,6 +100,12 @@ func goodName(s string) error {
 // check runs every rule that is more than the spelling of one value.
 func (c *Config) check(p *problems, host Host) {
 	c.checkListeners(p)
+	if c.TLS.Certificate == "" && c.TLS.Key != "" {
+		p.add("tls.key", "is for a certificate: write tls.certificate too")
+	}
+	if c.TLS.Certificate != "" && c.TLS.Key == "" {
+		p.add("tls.certificate", "needs its key: write tls.key too")
+	}
 	c.checkPools(p, host)
 	c.checkPaths(p)
 	for i, h := range c.Session.Headers {

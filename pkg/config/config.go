@@ -33,6 +33,10 @@ type Config struct {
 
 	Credentials string `yaml:"credentials" default:"auto" enum:"auto|strip|pass" doc:"What becomes of the client's Authorization, x-api-key and api-key headers. strip: they end at the front end. pass: backends get them, for engines that check keys themselves. auto: strip, unless connections are steered with target engine: the kernel passes them there in any case, so the front end does too."`
 
+	TLS            TLS            `yaml:"tls" doc:"TLS at listen, with HTTP/1.1. With steering.target peer the peers must show the same certificate; engine is refused."`
+	ProxyProtocol  []netip.Prefix `yaml:"proxy_protocol" doc:"Addresses of balancers in front of listen whose connections begin with a PROXY header, version 1 or 2, which tells the client's address. They are never steered. A connection from any other address must not begin with one."`
+	TrustedProxies []netip.Prefix `yaml:"trusted_proxies" doc:"Addresses of proxies in front of listen whose X-Forwarded-For is believed: from its end on up to the first address that is none of these, which is the client's. Backends are told that one. From others the header is dropped."`
+
 	Steering Steering `yaml:"steering" doc:"The kernel path: follow-up connections of a session go to its backend without user space."`
 
 	src source
@@ -43,6 +47,12 @@ type Admin struct {
 	Listen    netip.AddrPort `yaml:"listen" default:"127.0.0.1:9090" doc:"Address of the admin listener, or off. Off when only socket is given."`
 	Socket    string         `yaml:"socket" doc:"Path of a unix socket that serves the same, mode 0600."`
 	TokenFile string         `yaml:"token_file" doc:"File that holds a bearer token. With it, everything but health and metrics asks for the token on listen (not on socket); without it, nothing else is served to other hosts."`
+}
+
+// TLS at the front end's listener.
+type TLS struct {
+	Certificate string `yaml:"certificate" doc:"Path of a PEM file with the certificate and the chain above it. It and the key are read again when they change. Left out: no TLS."`
+	Key         string `yaml:"key" doc:"Path of a PEM file with the certificate's key."`
 }
 
 // Pool is a group of backends that serve the same models.

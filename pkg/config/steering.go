@@ -229,6 +229,9 @@ func (c *Config) checkEngine(p *problems) {
 	if c.src.wrote("paths") && !slices.Contains(c.Paths, defaultPaths) {
 		p.add("paths", "only the front end enforces it, and with target engine every path of the engine is open: remove it or use target peer")
 	}
+	if c.TLS.Certificate != "" {
+		p.add("tls.certificate", "with target engine: the client speaks TLS on the steered connection, and the engine does not; use target peer")
+	}
 	if c.Credentials == CredentialsStrip {
 		p.add("credentials", "only the front end strips them, and connections with target engine do not pass there: write pass or auto, or use target peer")
 	}

@@ -4,6 +4,7 @@ package health
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -32,7 +33,9 @@ type PeersOptions struct {
 	// it. The zero value leaves the choice to the kernel.
 	Source func(target netip.Addr) netip.Addr
 	// ABI is this daemon's; a peer with another one is not steered to.
-	ABI      int
+	ABI int
+	// TLS makes the probes speak it, as clients do that are steered; nil: plain HTTP.
+	TLS      *tls.Config
 	Interval time.Duration // 1 s by default
 	Timeout  time.Duration // 1 s by default
 	Fall     int           // failures in a row until a peer counts as gone, 2 by default
@@ -159,8 +162,12 @@ func (p *Peers) probe(ctx context.Context, target netip.AddrPort) error {
 			dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(a, 0))
 		}
 	}
-	tr := &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+target.String()+session.PeerPath, nil)
+	tr := &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true, TLSClientConfig: p.o.TLS.Clone()}
+	scheme := "http://"
+	if p.o.TLS != nil {
+		scheme = "https://"
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+target.String()+session.PeerPath, nil)
 	if err != nil {
 		return fmt.Errorf("probe peer: %w", err)
 	}

@@ -4,6 +4,9 @@ package health
 
 import (
 	"context"
+	"crypto/tls"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -79,5 +82,37 @@ func TestPeers(t *testing.T) {
 	p.CheckAll(context.Background())
 	if p.Ready(peer) {
 		t.Error("a dead peer stays ready")
+	}
+}
+
+// A client that is steered goes on speaking TLS, so a peer must too.
+func TestPeersUnderTLS(t *testing.T) {
+	answer := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"product":"shunt","abi":3,"ready":true}`))
+	})
+	secure, plain := httptest.NewTLSServer(answer), httptest.NewServer(answer)
+	defer secure.Close()
+	defer plain.Close()
+	secure.Config.ErrorLog, plain.Config.ErrorLog = log.New(io.Discard, "", 0), log.New(io.Discard, "", 0)
+	f := fleet.New(fleet.Options{})
+	spec := fleet.PoolSpec{Name: "p", Chooser: firstChooser{}}
+	for name, s := range map[string]*httptest.Server{"secure": secure, "plain": plain} {
+		spec.Backends = append(spec.Backends, fleet.BackendSpec{Name: name, URL: &url.URL{Scheme: "http", Host: "192.0.2.1:80"},
+			Steer: netip.MustParseAddrPort(s.Listener.Addr().String())})
+	}
+	if err := f.Apply([]fleet.PoolSpec{spec}); err != nil {
+		t.Fatal(err)
+	}
+	trusted := secure.Client().Transport.(*http.Transport).TLSClientConfig
+	for _, tt := range []struct {
+		name          string
+		cfg           *tls.Config
+		secure, plain bool
+	}{{"TLS here", trusted, true, false}, {"another certificate", &tls.Config{}, false, false}, {"no TLS here", nil, false, true}} {
+		p := NewPeers(PeersOptions{Backends: f.Backends, ABI: 3, TLS: tt.cfg})
+		p.CheckAll(t.Context())
+		if s, pl := p.Ready(f.Backend("secure")), p.Ready(f.Backend("plain")); s != tt.secure || pl != tt.plain {
+			t.Errorf("%s: with TLS ready %v, without %v", tt.name, s, pl)
+		}
 	}
 }

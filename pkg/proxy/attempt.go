@@ -126,7 +126,7 @@ func (ex *exchange) picked(t *fleet.Ticket) {
 
 // pinnable reports whether the request says something of where its client's sessions live.
 func (ex *exchange) pinnable() bool {
-	return ex.s.o.Pins != nil && ex.api != request.Other && !ex.query.LocalOnly
+	return ex.s.o.Pins != nil && !ex.client.balanced && ex.api != request.Other && !ex.query.LocalOnly
 }
 
 // mayRetry reports whether a further backend may be tried after one that may have worked on the request.
@@ -331,7 +331,7 @@ func (ex *exchange) buildHead() {
 		b = appendField(b, f.name, f.value)
 	}
 	b = append(b, "X-Forwarded-For: "...)
-	b = append(b, ex.client.address...)
+	b = ex.appendClient(b)
 	b = append(b, "\r\nX-Request-Id: "...)
 	b = append(b, ex.id...)
 	if len(ex.body) > 0 || ex.framing.length >= 0 || ex.framing.chunked || string(ex.method) == "POST" {

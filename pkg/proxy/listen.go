@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -81,6 +82,10 @@ var errOverloadedConnections = &apiError{status: 503, kind: kindServer, code: "o
 
 // shed tells a client that there is no room, without a place among the connections.
 func (s *Server) shed(nc net.Conn) {
+	if s.o.ListenTLS != nil { // a handshake for it would cost more than the place
+		nc.Close()
+		return
+	}
 	if s.shedding.Add(1) > shedAtOnce {
 		s.shedding.Add(-1)
 		nc.Close()
@@ -123,12 +128,14 @@ func linger(nc net.Conn, total, quiet time.Duration) {
 // clientConn is a client's connection. The goroutine that serves it owns it; peerGone and kill may come from others.
 type clientConn struct {
 	net.Conn
-	s       *Server
-	ctl     syscall.RawConn
-	watchID uint64
-	remote  netip.AddrPort
-	local   netip.AddrPort
-	address string // the client's, for X-Forwarded-For
+	s        *Server
+	ctl      syscall.RawConn
+	watchID  uint64
+	remote   netip.AddrPort
+	local    netip.AddrPort
+	origin   netip.Addr // the client's: remote's, or what a balancer told
+	address  string     // the same as text
+	balanced bool       // by a balancer that tells it
 
 	lingers bool // unread bytes may be left when the connection is closed
 	armed   time.Time
@@ -142,15 +149,21 @@ type clientConn struct {
 // newClientConn returns nil if the client's address has as many connections as it may.
 func (s *Server) newClientConn(nc net.Conn) *clientConn {
 	c := &clientConn{Conn: nc, s: s, remote: addrPort(nc.RemoteAddr()), local: addrPort(nc.LocalAddr())}
-	c.address = c.remote.Addr().Unmap().WithZone("").String()
+	c.setOrigin(c.remote.Addr())
 	if sc, ok := nc.(syscall.Conn); ok {
 		if ctl, err := sc.SyscallConn(); err == nil {
 			c.ctl = ctl
 		}
 	}
-	ip := c.remote.Addr()
-	limit := s.settings.Load().Limits.MaxPerClient
-	exempt := limit <= 0 || s.o.Ingress != nil && s.o.Ingress(ip)
+	ip, set := c.remote.Addr(), s.settings.Load()
+	if c.balanced = within(set.ProxyProtocol, ip.WithZone("")); c.balanced {
+		c.Conn = &proxiedConn{Conn: nc, c: c}
+	}
+	if s.o.ListenTLS != nil {
+		c.Conn = tls.Server(c.Conn, s.o.ListenTLS) // the handshake comes with the first read, under its deadline
+	}
+	limit := set.Limits.MaxPerClient
+	exempt := limit <= 0 || c.balanced || s.o.Ingress != nil && s.o.Ingress(ip)
 	s.connMu.Lock()
 	if !exempt && s.perIP[ip] >= limit {
 		s.connMu.Unlock()

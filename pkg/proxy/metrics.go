@@ -24,6 +24,7 @@ type metrics struct {
 	retries   prometheus.Counter
 	replays   prometheus.Counter
 	meterOff  prometheus.Counter
+	badProxy  prometheus.Counter
 
 	served atomic.Int64 // sum of requests
 	pools  sync.Map     // name -> *poolMetrics
@@ -79,12 +80,14 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 			Help: "Requests sent again on a fresh connection because the backend had closed the kept one."}),
 		meterOff: prometheus.NewCounter(prometheus.CounterOpts{Name: "shunt_meter_failures_total",
 			Help: "Answers whose usage could not be read because of a fault in the meter."}),
+		badProxy: prometheus.NewCounter(prometheus.CounterOpts{Name: "shunt_proxy_protocol_errors_total",
+			Help: "Connections of configured balancers that did not begin with a valid PROXY header."}),
 	}
 	if r == nil {
 		return m, nil
 	}
 	for _, c := range []prometheus.Collector{m.requests, m.attempts, m.picks, m.ttft, m.firstByte, m.tokens, m.inflight,
-		m.shed, m.retries, m.replays, m.meterOff,
+		m.shed, m.retries, m.replays, m.meterOff, m.badProxy,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "shunt_client_connections",
 			Help: "Open client connections."}, func() float64 { return float64(s.connections.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "shunt_buffered_request_bytes",

@@ -9,8 +9,8 @@
 //
 // Bodies are never changed. The request goes out with the target as it came, the header names in the client's spelling,
 // and the client's Host (with https backends the backend's own, since their certificates and virtual hosts go by it).
-// Hop-by-hop headers are dropped both ways; X-Forwarded-For is set to the peer's address, whatever it was; Forwarded and
-// the other X-Forwarded headers are dropped. A target must be a path (no absolute form).
+// Hop-by-hop headers are dropped both ways; X-Forwarded-For is set to the client's address, which is the connection's unless
+// that is a trusted proxy's; Forwarded and the other X-Forwarded headers are dropped. A target must be a path (no absolute form).
 //
 // A client that closes its sending side has left: what is done for it ends at once.
 //
@@ -73,6 +73,9 @@ type Dynamic struct {
 	RetryBudget        float64             // retries of what was sent, as a share of the requests; a fifth
 	StripAuthorization bool                // do not pass the client's credentials on
 	Identifier         *session.Identifier // nil: no sessions
+
+	ProxyProtocol  []netip.Prefix // balancers whose connections begin with a PROXY header
+	TrustedProxies []netip.Prefix // proxies whose X-Forwarded-For is believed
 }
 
 // Options of New. Fleet is required.
@@ -90,7 +93,10 @@ type Options struct {
 	// Needs says what a pool's policy must know of a request; nil: everything.
 	Needs func(pool string) policy.Needs
 	// TLS is the base of the configuration for https backends.
-	TLS       *tls.Config
+	TLS *tls.Config
+	// ListenTLS makes the listeners speak TLS. nil: they do not.
+	ListenTLS *tls.Config
+
 	Metrics   prometheus.Registerer // nil: not registered
 	AccessLog func(*Record)         // called at each request's end; must not keep the record
 	Logger    *slog.Logger
