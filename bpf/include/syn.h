@@ -102,13 +102,20 @@ static __noinline struct session_use *syn_use(const struct session_key *sk)
 	return bpf_map_lookup_elem(&shunt_sess_use, sk);
 }
 
+/* Whether anybody is there to serve what passes. */
+static __always_inline int l7_alive(const struct config *c, __u64 now)
+{
+	__u64 beat = *(volatile __u64 *)&c->heartbeat_ns;
+
+	return beat && !flow_silent(now, beat, c->heartbeat_max_ns);
+}
+
 /* Some connections of an address go to the L7, so that it sees when a second session hides behind the address.
  * Without a living L7 that would help nobody. What the operator pinned is not questioned. */
 static __always_inline enum shunt_reason syn_question(const struct config *c, const struct session *s, struct session_use *use, __u64 now)
 {
 	__u64 bound = (__u64)c->flows_per_session * (s->sessions ? s->sessions : 1) + c->flows_slack;
-	__u64 beat = *(volatile __u64 *)&c->heartbeat_ns;
-	int alive = beat && !flow_silent(now, beat, c->heartbeat_max_ns);
+	int alive = l7_alive(c, now);
 	__u32 n;
 
 	if (s->flags & SHUNT_PIN_STATIC)
@@ -135,12 +142,13 @@ static __always_inline int rate_take(__u64 *due, __u64 every, __u64 burst, __u64
 	return __sync_val_compare_and_swap(due, was, from + every) == was;
 }
 
-/* A flood from a pinned address, or from many, must not fill the tables. */
+/* A flood from a pinned address, or from many, must not fill the tables. What one client sends too much of is the L7's,
+ * as long as there is one. */
 static __always_inline enum shunt_reason syn_rate(const struct config *c, struct session_use *use, __u32 vip, __u64 now)
 {
 	struct vip_use *v = bpf_map_lookup_elem(&shunt_vip_use, &vip);
 
-	if (!rate_take(&use->rate_ns, c->client_every_ns, c->client_burst_ns, now))
+	if (l7_alive(c, now) && !rate_take(&use->rate_ns, c->client_every_ns, c->client_burst_ns, now))
 		return SHUNT_PASS_CLIENT_RATE;
 	if (v && !rate_take(&v->rate_ns, c->vip_every_ns, c->vip_burst_ns, now))
 		return SHUNT_PASS_VIP_RATE;

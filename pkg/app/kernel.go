@@ -41,7 +41,7 @@ const (
 	answerIdle  = 3 * time.Second
 	// New flows a second: far above what clients do, and so low that a flood cannot fill the tables within the three
 	// seconds that a half-open flow lives.
-	clientRate, clientBurst = 100, 200
+	clientRate, clientBurst = 1000, 2000
 	vipRate, vipBurst       = 20_000, 20_000
 )
 

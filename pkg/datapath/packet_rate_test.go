@@ -54,6 +54,18 @@ func TestPacketRate(t *testing.T) {
 	}
 }
 
+// TestPacketRateWithoutDaemon: nobody would serve what a client's bound passed up.
+func TestPacketRateWithoutDaemon(t *testing.T) {
+	r := newRig(t, families[0], rigOptions{flows: 256})
+	r.setWeight(steerWeight{Limit: 1 << 40})
+	r.cfg.ClientEveryNs, r.cfg.ClientBurstNs = Rate{0.001, 1}.nanoseconds()
+	r.cfg.HeartbeatNs = 0
+	r.setConfig()
+	for i := range 20 {
+		r.open(r.port(i))
+	}
+}
+
 // TestPacketRateConcurrent: many processors take no more than there is.
 func TestPacketRateConcurrent(t *testing.T) {
 	r := newRig(t, families[0], rigOptions{flows: 1024})
