@@ -75,7 +75,6 @@ var libraries = []struct {
 	{path: "github.com/cilium/ebpf", users: []string{"pkg/datapath"}},
 	{path: "github.com/vishvananda/netlink", users: []string{"pkg/netdev"}, testsToo: true},
 	{path: "github.com/valyala/fasthttp", users: []string{"pkg/proxy", "pkg/sim"}},
-	{path: "github.com/valyala/fastjson", users: []string{"pkg/request"}, testsToo: true},
 	{path: "github.com/pkoukk/tiktoken-go", users: []string{"pkg/tokens"}, testsToo: true},
 	{path: "github.com/pkoukk/tiktoken-go-loader", users: []string{"pkg/tokens"}, testsToo: true},
 	{path: "github.com/gopacket/gopacket", users: []string{"pkg/datapath/dptest"}},
