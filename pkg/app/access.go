@@ -21,6 +21,7 @@ type accessLine struct {
 	Pool         string  `json:"pool,omitempty"`
 	Backend      string  `json:"backend,omitempty"`
 	Reason       string  `json:"reason,omitempty"`
+	Key          string  `json:"key,omitempty"`     // name of the client's key, never the key
 	Session      string  `json:"session,omitempty"` // where its identity came from
 	Status       int     `json:"status"`
 	Outcome      string  `json:"outcome"`
@@ -50,7 +51,7 @@ func accessLog(w io.Writer) func(*proxy.Record) {
 	return func(r *proxy.Record) {
 		line, err := json.Marshal(accessLine{
 			Time: r.Time.UTC().Format("2006-01-02T15:04:05.000Z"), RequestID: r.RequestID, Method: r.Method, Path: r.Path, Model: r.Model,
-			Pool: r.Pool, Backend: r.Backend, Reason: r.Reason, Session: r.Session, Status: r.Status, Outcome: r.Outcome.String(),
+			Pool: r.Pool, Backend: r.Backend, Reason: r.Reason, Key: r.Key, Session: r.Session, Status: r.Status, Outcome: r.Outcome.String(),
 			Stream: r.Stream, PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens, CachedTokens: r.CachedTokens, Finish: r.FinishReason,
 			QueueMS: ms(r.QueueTime), FirstByteMS: ms(r.FirstByteTime), TotalMS: ms(r.TotalTime), Attempts: r.Attempts,
 			BytesIn: r.BytesIn, BytesOut: r.BytesOut, Error: r.Error,

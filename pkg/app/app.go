@@ -85,6 +85,7 @@ type app struct {
 	closeLog   func() error
 
 	certificate *proxy.Certificate // nil: no TLS
+	secrets     atomic.Pointer[secrets]
 
 	front     net.Listener
 	operators []net.Listener
@@ -136,6 +137,11 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 	if a.counter, err = tokens.New(tokens.Options{Default: encoding, Models: models, Files: cfg.TokenizerFiles(), MaxBytes: int(cfg.Tokens.MaxBytes), LargeBytes: largePrompt}); err != nil {
 		return nil, fmt.Errorf("load token encodings: %w", err)
 	}
+	known, err := readSecrets(cfg)
+	if err != nil {
+		return nil, err
+	}
+	a.secrets.Store(known)
 	var listenTLS *tls.Config
 	if t := cfg.TLS; t.Certificate != "" {
 		if a.certificate, err = proxy.LoadCertificate(t.Certificate, t.Key); err != nil {

@@ -22,7 +22,9 @@ import (
 )
 
 func (a *app) dynamic(cfg *config.Config) proxy.Dynamic {
+	known := a.secrets.Load()
 	return proxy.Dynamic{
+		Keys: known.keys, BackendKeys: known.backends,
 		Paths:      cfg.AllowedPaths(proxy.DefaultPaths),
 		Identifier: a.identifier.WithHeaders(cfg.Session.Headers),
 		Limits: proxy.Limits{MaxBody: int64(cfg.Limits.MaxBody), MaxHeader: int(cfg.Limits.MaxHeader),
@@ -119,9 +121,14 @@ func (a *app) reload() (err error) {
 	if err := proxy.CheckPaths(cfg.AllowedPaths(proxy.DefaultPaths)); err != nil {
 		return fmt.Errorf("reload: %w", err)
 	}
+	known, err := readSecrets(cfg)
+	if err != nil {
+		return fmt.Errorf("reload: %w", err)
+	}
 	if err := a.apply(cfg, func(fresh []*fleet.Backend) { a.checker.CheckEach(context.Background(), fresh) }); err != nil {
 		return fmt.Errorf("reload: %w", err)
 	}
+	a.secrets.Store(known)
 	if err := a.proxy.Update(a.dynamic(cfg)); err != nil { // the paths, all that it refuses, are checked
 		return fmt.Errorf("reload: %w", err)
 	}

@@ -108,6 +108,7 @@ func TestEverySettingIsAppliedOrRefused(t *testing.T) {
 		return cfg
 	}
 	a := &app{identifier: session.NewIdentifier([]string{"x-session-id"})}
+	a.secrets.Store(&secrets{})
 	applied := func(cfg *config.Config) string {
 		d := a.dynamic(cfg)
 		// What proxy.Update says that it leaves as it was.
@@ -118,7 +119,7 @@ func TestEverySettingIsAppliedOrRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		text := fmt.Sprintf("%+v %v ", d, cfg.Session.Headers)
-		text += fmt.Sprint(families(cfg))
+		text += fmt.Sprint(families(cfg), secretsOf(cfg))
 		text += fmt.Sprint(cfg.Timeouts.StopDelay, cfg.Timeouts.StopGrace) // stop reads them then
 		for i := range specs {
 			specs[i].Chooser = nil

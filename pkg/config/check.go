@@ -106,6 +106,9 @@ func (c *Config) check(p *problems, host Host) {
 	if c.TLS.Certificate != "" && c.TLS.Key == "" {
 		p.add("tls.certificate", "needs its key: write tls.key too")
 	}
+	if c.Keys != "" && c.Credentials == CredentialsPass {
+		p.warn("credentials", "pass: backends get the keys by which this front end knows its clients")
+	}
 	c.checkPools(p, host)
 	c.checkPaths(p)
 	for i, h := range c.Session.Headers {
@@ -201,6 +204,11 @@ func (c *Config) checkPools(p *problems, host Host) {
 		}
 		if h := pool.Health.Path; h != "auto" && (!strings.HasPrefix(h, "/") || strings.ContainsAny(h, " #\t\r\n")) {
 			p.add(at+".health.path", "%q is not auto or a path that begins with /", h)
+		}
+		if name, env := strings.CutPrefix(pool.KeyFrom, KeyFromEnv); env && (!isToken(name) || name == "") {
+			p.add(at+".key_from", "%q is not the name of an environment variable", name)
+		} else if !env && pool.KeyFrom != "" && !strings.Contains(pool.KeyFrom, "/") {
+			p.add(at+".key_from", "is not a path, nor env:NAME: a key itself does not belong here")
 		}
 		if o := pool.Outlier; o.MaxHold < o.Hold && p.ok(at+".outlier.hold", at+".outlier.max_hold") {
 			p.add(at+".outlier.max_hold", "%s is shorter than hold %s", formatDuration(o.MaxHold), formatDuration(o.Hold))

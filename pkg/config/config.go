@@ -33,6 +33,7 @@ type Config struct {
 
 	Credentials string `yaml:"credentials" default:"auto" enum:"auto|strip|pass" doc:"What becomes of the client's Authorization, x-api-key and api-key headers. strip: they end at the front end. pass: backends get them, for engines that check keys themselves. auto: strip, unless connections are steered with target engine: the kernel passes them there in any case, so the front end does too."`
 
+	Keys           string         `yaml:"keys" doc:"Path of a file of client keys, read again when it changes: one a line, the SHA-256 of the key in hex, and after a blank a name for the access log. With it every request must show one, as Authorization: Bearer, x-api-key or api-key, or gets 401. Peers need the same file; target engine is refused."`
 	TLS            TLS            `yaml:"tls" doc:"TLS at listen, with HTTP/1.1. With steering.target peer the peers must show the same certificate; engine is refused."`
 	ProxyProtocol  []netip.Prefix `yaml:"proxy_protocol" doc:"Addresses of balancers in front of listen whose connections begin with a PROXY header, version 1 or 2, which tells the client's address. They are never steered. A connection from any other address must not begin with one."`
 	TrustedProxies []netip.Prefix `yaml:"trusted_proxies" doc:"Addresses of proxies in front of listen whose X-Forwarded-For is believed: from its end on up to the first address that is none of these, which is the client's. Backends are told that one. From others the header is dropped."`
@@ -64,6 +65,8 @@ type Pool struct {
 	Health    Health     `yaml:"health" doc:"Active checks. A backend gets no request and no steered connection before its first good one."`
 	Limits    PoolLimits `yaml:"limits" doc:"Bounds on each backend of the pool."`
 	Tokenizer Tokenizer  `yaml:"tokenizer" doc:"How this pool's prompts are counted."`
+
+	KeyFrom string `yaml:"key_from" doc:"Path of a file that holds the key of this pool's backends, read again when it changes, or env:NAME for an environment variable of the daemon. Backends get it as Authorization: Bearer, and nothing of the client's own credentials. Refused with target engine."`
 
 	Outlier   Outlier       `yaml:"outlier" doc:"What failing requests do to a backend whose checks are good: it is ejected, left alone for a while, and then probed by one request at a time until one is served. Failures are answers 500, 502 and 504, and answers that break off or never come; 4xx is served, 429 and 503 are neither."`
 	SlowStart time.Duration `yaml:"slow_start" default:"30s" range:"0s..1h" doc:"A backend that came up or back takes this long to grow from a tenth of its weight to all of it; 0 = at once."`
@@ -156,7 +159,11 @@ type Log struct {
 const (
 	CredentialsAuto  = "auto"
 	CredentialsStrip = "strip"
+	CredentialsPass  = "pass"
 )
+
+// KeyFromEnv begins a Pool.KeyFrom that names an environment variable.
+const KeyFromEnv = "env:"
 
 // Words of Steering.
 const (

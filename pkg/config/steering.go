@@ -229,6 +229,9 @@ func (c *Config) checkEngine(p *problems) {
 	if c.src.wrote("paths") && !slices.Contains(c.Paths, defaultPaths) {
 		p.add("paths", "only the front end enforces it, and with target engine every path of the engine is open: remove it or use target peer")
 	}
+	if c.Keys != "" {
+		p.add("keys", "only the front end checks keys, and connections with target engine do not pass there: use target peer")
+	}
 	if c.TLS.Certificate != "" {
 		p.add("tls.certificate", "with target engine: the client speaks TLS on the steered connection, and the engine does not; use target peer")
 	}
@@ -238,6 +241,9 @@ func (c *Config) checkEngine(p *problems) {
 	for i, pool := range c.Pools {
 		if len(pool.Models) > 0 {
 			p.warn(poolPath(i)+".models", "only the front end looks at the model: on connections with target engine a client may name any")
+		}
+		if pool.KeyFrom != "" {
+			p.add(poolPath(i)+".key_from", "only the front end shows it, and connections with target engine do not pass there: use target peer")
 		}
 		for j, b := range pool.Backends {
 			at := backendPath(i, j)

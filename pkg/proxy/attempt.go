@@ -320,15 +320,22 @@ func (ex *exchange) buildHead() {
 		b = append(b, ex.up.address...)
 	}
 	b = append(b, '\r', '\n')
+	backendKey := ex.set.BackendKeys[ex.pool.Name()]
+	strip := ex.set.StripAuthorization || backendKey != ""
 	for i := range ex.fields {
 		f := &ex.fields[i]
 		if hopByHop(f.name) || ours(f.name) || len(ex.named) > 0 && named(ex.named, f.name) {
 			continue
 		}
-		if ex.set.StripAuthorization && (is(f.name, "authorization") || is(f.name, "x-api-key") || is(f.name, "api-key")) {
+		if strip && isCredential(f.name) {
 			continue
 		}
 		b = appendField(b, f.name, f.value)
+	}
+	if backendKey != "" {
+		b = append(b, "Authorization: Bearer "...)
+		b = append(b, backendKey...)
+		b = append(b, '\r', '\n')
 	}
 	b = append(b, "X-Forwarded-For: "...)
 	b = ex.appendClient(b)

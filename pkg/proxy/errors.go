@@ -132,6 +132,9 @@ func (e *apiError) write(r *fasthttp.Response, requestID []byte) {
 	if e.retry > 0 {
 		r.Header.Add("Retry-After", strconv.Itoa(e.retry))
 	}
+	if e.status == 401 {
+		r.Header.Add("WWW-Authenticate", "Bearer")
+	}
 	if e.status == 405 {
 		r.Header.Add("Allow", "GET, HEAD, POST, DELETE, OPTIONS")
 	}

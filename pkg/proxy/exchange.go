@@ -315,6 +315,13 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 		ex.refuse(ctx, e)
 		return
 	}
+	if s.peerProbe(ctx, ex) {
+		return
+	}
+	if e := ex.authorize(); e != nil {
+		ex.refuse(ctx, e)
+		return
+	}
 	if s.local(ctx, ex) {
 		return
 	}
@@ -426,6 +433,9 @@ func (ex *exchange) judge(ctx *fasthttp.RequestCtx) (e *apiError) {
 	e = errInternal
 	defer ex.s.recovered("reading a request's head")
 	if bad := ex.readHead(ctx); bad != nil {
+		return bad
+	}
+	if bad := ex.authorize(); bad != nil {
 		return bad
 	}
 	return ex.admit()

@@ -9,18 +9,23 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
+// peerProbe answers another shunt that asks if this is one. It reports whether the request was that.
+func (s *Server) peerProbe(ctx *fasthttp.RequestCtx, ex *exchange) bool {
+	if string(ex.path) != session.PeerPath || s.o.PeerInfo == nil || string(ex.method) != "GET" && !ex.isHead {
+		return false
+	}
+	if s.o.OnProbe != nil && string(lookup(ex.fields, session.IngressHeader)) == "1" {
+		s.o.OnProbe(ex.client.remote.Addr())
+	}
+	ex.probe = true
+	ex.answer(ctx, s.o.PeerInfo())
+	return true
+}
+
 // local answers the paths that the front end serves itself. It reports whether the request was one.
 func (s *Server) local(ctx *fasthttp.RequestCtx, ex *exchange) bool {
 	get := string(ex.method) == "GET" || ex.isHead
-	switch {
-	case string(ex.path) == session.PeerPath && s.o.PeerInfo != nil && get:
-		if s.o.OnProbe != nil && string(lookup(ex.fields, session.IngressHeader)) == "1" {
-			s.o.OnProbe(ex.client.remote.Addr())
-		}
-		ex.probe = true
-		ex.answer(ctx, s.o.PeerInfo())
-		return true
-	case string(ex.path) == "/v1/models" && get && ex.set.paths.allows(ex.path) && len(s.o.Fleet.Pools()) > 1:
+	if string(ex.path) == "/v1/models" && get && ex.set.paths.allows(ex.path) && len(s.o.Fleet.Pools()) > 1 {
 		ex.answer(ctx, s.modelList())
 		return true
 	}

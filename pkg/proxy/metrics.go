@@ -13,18 +13,19 @@ import (
 
 // metrics are the front end's. Labels come from the configuration and from bounded sets only.
 type metrics struct {
-	requests  *prometheus.CounterVec
-	attempts  *prometheus.CounterVec
-	picks     *prometheus.CounterVec
-	ttft      *prometheus.HistogramVec
-	firstByte *prometheus.HistogramVec
-	tokens    *prometheus.CounterVec
-	inflight  prometheus.Gauge
-	shed      prometheus.Counter
-	retries   prometheus.Counter
-	replays   prometheus.Counter
-	meterOff  prometheus.Counter
-	badProxy  prometheus.Counter
+	requests     *prometheus.CounterVec
+	attempts     *prometheus.CounterVec
+	picks        *prometheus.CounterVec
+	ttft         *prometheus.HistogramVec
+	firstByte    *prometheus.HistogramVec
+	tokens       *prometheus.CounterVec
+	inflight     prometheus.Gauge
+	shed         prometheus.Counter
+	retries      prometheus.Counter
+	replays      prometheus.Counter
+	meterOff     prometheus.Counter
+	badProxy     prometheus.Counter
+	unauthorized prometheus.Counter
 
 	served atomic.Int64 // sum of requests
 	pools  sync.Map     // name -> *poolMetrics
@@ -82,12 +83,14 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 			Help: "Answers whose usage could not be read because of a fault in the meter."}),
 		badProxy: prometheus.NewCounter(prometheus.CounterOpts{Name: "shunt_proxy_protocol_errors_total",
 			Help: "Connections of configured balancers that did not begin with a valid PROXY header."}),
+		unauthorized: prometheus.NewCounter(prometheus.CounterOpts{Name: "shunt_unauthorized_requests_total",
+			Help: "Requests that were refused for lack of a valid client key."}),
 	}
 	if r == nil {
 		return m, nil
 	}
 	for _, c := range []prometheus.Collector{m.requests, m.attempts, m.picks, m.ttft, m.firstByte, m.tokens, m.inflight,
-		m.shed, m.retries, m.replays, m.meterOff, m.badProxy,
+		m.shed, m.retries, m.replays, m.meterOff, m.badProxy, m.unauthorized,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "shunt_client_connections",
 			Help: "Open client connections."}, func() float64 { return float64(s.connections.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "shunt_buffered_request_bytes",

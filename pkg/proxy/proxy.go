@@ -76,6 +76,10 @@ type Dynamic struct {
 
 	ProxyProtocol  []netip.Prefix // balancers whose connections begin with a PROXY header
 	TrustedProxies []netip.Prefix // proxies whose X-Forwarded-For is believed
+
+	Keys *Keys // what clients must show one of; nil: nothing
+	// BackendKeys is what the backends of a pool are shown, by its name, instead of the client's own credentials.
+	BackendKeys map[string]string
 }
 
 // Options of New. Fleet is required.

@@ -47,5 +47,6 @@ type Record struct {
 	BytesIn       int64         // of the request's body
 	BytesOut      int64         // of the answer's body
 	Session       string        // what the session was known by: header, cache_key, fingerprint, none; "" = not looked for
+	Key           string        // name of the client's key; "" = none is asked for
 	Error         string        // what went wrong, in the proxy's words
 }
