@@ -156,9 +156,9 @@ func (w *world) config() string {
 		fmt.Fprintf(&b, "      - {name: %s, url: 'http://%s'}\n", e.name, e.addr)
 	}
 	if w.lab != nil {
-		// sample: one connection in 65,536 of a pinned address goes through user space to be looked at; the usual 16
-		// could hit one of the demo's three.
-		fmt.Fprintf(&b, "steering:\n  mode: nat\n  target: engine\n  interfaces: [%s]\n  vip: %s\n  bpffs: %s\n  require: true\n  lease: {sample: 65536}\n",
+		// Everything else is as it comes: the first connections of a pinned address are spared from sampling, so that
+		// the demo's are steered.
+		fmt.Fprintf(&b, "steering:\n  mode: nat\n  target: engine\n  interfaces: [%s]\n  vip: %s\n  bpffs: %s\n  attach: xdp\n  require: true\n",
 			w.bed.Balancer.Iface, w.vip.Addr(), w.bpffs)
 	}
 	return b.String()

@@ -94,6 +94,7 @@ type app struct {
 	reloading   sync.Mutex
 	policies    map[string]poolState
 	reloadError atomic.Pointer[string]
+	serving     atomic.Bool
 	stopping    atomic.Bool
 }
 
@@ -315,7 +316,10 @@ func (a *app) report(t *fleet.Ticket, o proxy.Outcome) {
 
 // ready is nil when some backend can serve.
 func (a *app) ready() error {
-	if a.stopping.Load() {
+	switch {
+	case !a.serving.Load():
+		return errors.New("starting")
+	case a.stopping.Load():
 		return errors.New("stopping")
 	}
 	for _, b := range a.fleet.Backends() {

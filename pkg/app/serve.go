@@ -101,6 +101,7 @@ func (a *app) serve(ctx context.Context) error {
 	}
 	p.start(func() error { return a.proxy.Serve(a.front) })
 
+	a.serving.Store(true)
 	a.log.Info("serving", "listen", a.front.Addr().String(), "backends", len(a.fleet.Backends()), "kernel_path", a.kernel != nil && a.kernel.attached.Load(), "version", a.o.Version)
 	a.o.Notify("READY=1")
 	var err error
