@@ -86,6 +86,7 @@ type app struct {
 
 	certificate *proxy.Certificate // nil: no TLS
 	secrets     atomic.Pointer[secrets]
+	models      *health.Models
 
 	front     net.Listener
 	operators []net.Listener
@@ -183,6 +184,8 @@ func build(cfg *config.Config, o Options) (_ *app, err error) {
 	a.registry.MustRegister(&collector{a}, &tokensCollector{a}, a.routing)
 	a.checker = health.New(health.Options{Backends: a.fleet.Backends,
 		Settings: func(b *fleet.Backend) health.Settings { return (*a.checks.Load())(b) }, OnChange: a.healthChanged, OnEject: a.ejected})
+	a.models = health.NewModels(health.ModelsOptions{Backends: a.fleet.Backends, Set: a.fleet.SetModels,
+		Key: func(b *fleet.Backend) string { return a.secrets.Load().backends[b.Pool()] }})
 
 	access, closeLog, err := openAccessLog(cfg.AccessLog, o.Stderr)
 	if err != nil {

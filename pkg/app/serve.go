@@ -94,6 +94,7 @@ func (a *app) serve(ctx context.Context) error {
 	}
 	p.start(func() error { return a.checker.Run(run) })
 	p.start(func() error { return a.routing.run(run) })
+	p.start(func() error { return a.models.Run(run) })
 	p.start(func() error { return a.watchConfig(run) })
 	p.start(func() error { return a.watchSecrets(run) })
 	if a.certificate != nil {

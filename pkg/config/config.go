@@ -59,7 +59,7 @@ type TLS struct {
 // Pool is a group of backends that serve the same models.
 type Pool struct {
 	Name      string     `yaml:"name" default:"default" doc:"Name of the pool, in metrics and messages; at most 31 bytes."`
-	Models    []string   `yaml:"models" doc:"Model names that this pool serves. One pool may have none: it takes every name that no other pool lists, and requests without a model."`
+	Models    []string   `yaml:"models" doc:"Model names that this pool serves, and with them the adapters of theirs that its backends list at /v1/models. A model that some of the backends list goes to these. One pool may have none: it takes every name that no other pool lists, and requests without a model."`
 	Policy    string     `yaml:"policy" default:"least_cost" doc:"How a backend is chosen. least_cost: where the request costs the fewest seconds, by learned speeds, queues and who holds its beginning. session: a known session goes to its backend, a new one where the fewest tokens are in flight. Others: prefix, consistent_hash, least_tokens, least_requests, least_queue, least_latency, power_of_two, round_robin, weighted_round_robin."`
 	Backends  []Backend  `yaml:"backends" doc:"The inference servers. At least one."`
 	Health    Health     `yaml:"health" doc:"Active checks. A backend gets no request and no steered connection before its first good one."`

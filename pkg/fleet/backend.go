@@ -32,6 +32,7 @@ type Backend struct {
 	out        atomic.Int64 // ejected: when it may be probed, ns on that clock; 0 = not ejected
 	probing    atomic.Bool  // a probe is out
 	in         atomic.Pointer[Pool]
+	models     atomic.Pointer[[]Model] // nil: not known
 	gone       chan struct{}
 }
 

@@ -74,11 +74,14 @@ func (p *Pool) review() {
 }
 
 // probed returns an ejected backend whose time has come, for a request that may find out.
-func (p *Pool) probed(q *Query, need int64, now time.Duration) *Backend {
+func (p *Pool) probed(q *Query, need int64, now time.Duration, only set) *Backend {
 	if !q.MayProbe || len(q.Exclude) > 0 {
 		return nil
 	}
-	for _, b := range p.backends {
+	for i, b := range p.backends {
+		if only != nil && !only.has(i) {
+			continue
+		}
 		until := b.out.Load()
 		if until == 0 || until > int64(now) || b.probing.Load() || !b.sound() || q.LocalOnly && !b.Local() {
 			continue

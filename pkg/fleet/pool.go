@@ -38,6 +38,8 @@ type Pool struct {
 	backends []*Backend
 	buf      []Candidate
 
+	listed     map[string]set // by model, but for those that all list
+	unlisted   set            // of which is not known what they list
 	panicShare float64
 	slowStart  time.Duration
 	weighted   bool
@@ -126,16 +128,17 @@ func (p *Pool) Explain(q *Query) (*Backend, Reason, error) {
 
 // pick lets the policy choose, unless the request is to be a probe. The candidate is valid until the next pick.
 func (p *Pool) pick(q *Query, need int64) (*Candidate, Reason, error) {
+	only, last := p.serving(q.Model)
 	if p.someOut.Load() {
 		p.review() // the checks may have changed their mind about the others
 		now := p.now()
-		if b := p.probed(q, need, now); b != nil {
+		if b := p.probed(q, need, now, only); b != nil {
 			p.buf = append(p.buf[:0], Candidate{ID: b.id, Weight: b.weight(), Tokens: b.tokens(), Requests: b.requests.Load(), Backend: b})
 			p.know(&p.buf[0], q, now, p.lines.read())
 			return &p.buf[0], ReasonProbe, nil
 		}
 	}
-	c, overloaded := p.candidates(q, need)
+	c, overloaded := p.candidates(q, need, only, last)
 	if len(c) == 0 {
 		if overloaded {
 			return nil, "", ErrOverloaded
@@ -152,13 +155,13 @@ func (p *Pool) pick(q *Query, need int64) (*Candidate, Reason, error) {
 
 // candidates lists the backends that may take the request. A backend at its limit is left out; one that is idle
 // takes any request, or a prompt above the limit could never be served. A busy one is left out while others are there.
-func (p *Pool) candidates(q *Query, need int64) (c []Candidate, overloaded bool) {
+func (p *Pool) candidates(q *Query, need int64, only set, last bool) (c []Candidate, overloaded bool) {
 	c = p.buf[:0]
 	now, speed := p.now(), p.lines.read()
 	top := p.ramping(now)
 	q.HomeFull = false
-	for _, b := range p.backends {
-		if !b.Eligible() || slices.Contains(q.Exclude, b.id) {
+	for i, b := range p.backends {
+		if only != nil && !only.has(i) || !b.Eligible() && !(last && b.sound()) || slices.Contains(q.Exclude, b.id) {
 			continue
 		}
 		spec := b.spec.Load()

@@ -40,7 +40,8 @@ type Fleet struct {
 	generations [MaxBackends]uint32
 	owner       [MaxBackends]*Backend // also of those that left, until they are idle
 
-	view atomic.Pointer[view]
+	view     atomic.Pointer[view]
+	adapters atomic.Pointer[map[string]*Pool] // by name, of those that backends list
 }
 
 type view struct {
@@ -68,6 +69,7 @@ func New(o Options) *Fleet {
 		}
 	}
 	f.view.Store(&view{})
+	f.adapters.Store(&map[string]*Pool{})
 	return f
 }
 
@@ -86,10 +88,14 @@ func (f *Fleet) Backends() []*Backend { return f.view.Load().backends }
 // Backend returns the backend with this name, or nil.
 func (f *Fleet) Backend(name string) *Backend { return f.view.Load().named[name] }
 
-// PoolFor returns the pool that serves the model: the one that lists it, else the only pool without a list, else nil.
+// PoolFor returns the pool that serves the model: the one that lists it, else the one whose backends list it as an adapter of
+// a model of the pool, else the only pool without a list, else nil.
 func (f *Fleet) PoolFor(model string) *Pool {
 	v := f.view.Load()
 	if p := v.byModel[model]; p != nil {
+		return p
+	}
+	if p := (*f.adapters.Load())[model]; p != nil {
 		return p
 	}
 	return v.any
@@ -169,6 +175,7 @@ func (f *Fleet) ApplyAfter(specs []PoolSpec, prepare func(fresh []*Backend)) err
 			members[i][j].spec.Store(&spec)
 		}
 		p.review()
+		p.relist()
 		p.mu.Unlock()
 		v.pools = append(v.pools, p)
 		v.byName[ps.Name] = p
@@ -184,6 +191,7 @@ func (f *Fleet) ApplyAfter(specs []PoolSpec, prepare func(fresh []*Backend)) err
 		v.any = nil
 	}
 	f.view.Store(v)
+	f.adopt(v)
 	for _, b := range old.backends {
 		if v.named[b.Name()] != b {
 			close(b.gone)

@@ -10,6 +10,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -347,4 +348,57 @@ func TestPeerProbe(t *testing.T) {
 	if r := f.records(1); len(r) != 1 || r[0].Path != "/none" {
 		t.Errorf("probes are in the access log: %+v", r)
 	}
+}
+
+// The list of models is what can be asked for now: of each pool that is up, its own and what its backends list of it.
+func TestModelListIsTheUnion(t *testing.T) {
+	named := func(name string) func(p *peer) {
+		return func(p *peer) {
+			for p.request() != nil {
+				_ = p.json(200, `"`+name+`"`)
+			}
+		}
+	}
+	one, two, three := newEngine(t, named("one")), newEngine(t, named("two")), newEngine(t, named("three"))
+	f := applyFleet(t,
+		fleet.PoolSpec{Name: "p", Models: []string{"base", "alias"}, Chooser: chooser(t, "round_robin"),
+			Backends: []fleet.BackendSpec{spec(t, "one", one.url()), spec(t, "two", two.url())}},
+		fleet.PoolSpec{Name: "q", Models: []string{"other"}, Chooser: chooser(t, "round_robin"), Backends: []fleet.BackendSpec{spec(t, "three", three.url())}})
+	fr := startFront(t, f)
+	model := func(name, parent string) fleet.Model {
+		return fleet.Model{Name: name, Parent: parent, Entry: []byte(`{"id":"` + name + `","own":1}`)}
+	}
+	f.SetModels(f.Backend("one"), []fleet.Model{model("base", ""), model("hidden", "")})
+	f.SetModels(f.Backend("two"), []fleet.Model{model("base", ""), model("lora/1", "base")})
+	list := func(want string) {
+		t.Helper()
+		if a := fr.do("GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n"); a.body != `{"object":"list","data":[`+want+`]}` {
+			t.Errorf("models %s, want %s", a.body, want)
+		}
+	}
+	made := func(name, pool string) string {
+		return `{"id":"` + name + `","object":"model","created":0,"owned_by":"` + pool + `"}`
+	}
+	ask := func(name string, status int, want ...string) {
+		t.Helper()
+		for range 6 {
+			a := fr.do(post(chatPath, strings.Replace(chat(""), `"m"`, `"`+name+`"`, 1)))
+			if a.StatusCode != status || status == 200 && !slices.Contains(want, strings.Trim(a.body, `"`)) {
+				t.Errorf("%s: %d %s, want %d by %v", name, a.StatusCode, a.body, status, want)
+			}
+		}
+	}
+	list(`{"id":"base","own":1},` + made("alias", "p") + `,{"id":"lora/1","own":1},` + made("other", "q"))
+	ask("base", 200, "one", "two")
+	ask("lora/1", 200, "two")
+	ask("other", 200, "three")
+	ask("hidden", 404)
+	if a := fr.do("GET /v1/models/lora/1 HTTP/1.1\r\nHost: h\r\n\r\n"); a.body != `"two"` {
+		t.Errorf("the adapter's own entry: %d %s", a.StatusCode, a.body)
+	}
+	f.Backend("two").SetHealth(fleet.HealthDown)
+	f.Backend("three").SetHealth(fleet.HealthDown)
+	list(`{"id":"base","own":1},` + made("alias", "p"))
+	ask("base", 200, "one")
+	ask("lora/1", 503)
 }
