@@ -36,6 +36,12 @@ func (l *lister) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: l.status, Body: io.NopCloser(strings.NewReader(l.body)), Request: r}, nil
 }
 
+func (l *lister) seen() (asked int, key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.asked, l.key
+}
+
 func (l *lister) set(status int, body string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,13 +79,14 @@ func TestModels(t *testing.T) {
 			}
 		}
 		want("not up", false)
-		if l.asked != 0 {
+		if n, _ := l.seen(); n != 0 {
 			t.Error("a backend that is not up was asked")
 		}
 		b.SetHealth(fleet.HealthUp)
 		want("up", true, "base", "lora")
-		if list, _ := b.Models(); string(list[0].Entry) != `{"id":"base","max_model_len":5}` || list[1].Parent != "base" || l.key != "/prefix/v1/models Bearer k" {
-			t.Errorf("%s, parent %q, asked for %s", list[0].Entry, list[1].Parent, l.key)
+		_, key := l.seen()
+		if list, _ := b.Models(); string(list[0].Entry) != `{"id":"base","max_model_len":5}` || list[1].Parent != "base" || key != "/prefix/v1/models Bearer k" {
+			t.Errorf("%s, parent %q, asked for %s", list[0].Entry, list[1].Parent, key)
 		}
 		l.set(500, "")
 		time.Sleep(time.Minute)
@@ -87,9 +94,10 @@ func TestModels(t *testing.T) {
 		l.set(0, "")
 		time.Sleep(time.Minute)
 		want("no answer", true, "base", "lora")
-		asked := l.asked
+		before, _ := l.seen()
 		time.Sleep(time.Minute)
-		if n := l.asked - asked; n < 4 || n > 7 {
+		after, _ := l.seen()
+		if n := after - before; n < 4 || n > 7 {
 			t.Errorf("asked %d times in a minute", n)
 		}
 		l.set(200, `{"data":[{"id":"new"}]}`)

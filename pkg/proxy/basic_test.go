@@ -350,7 +350,7 @@ func TestPeerProbe(t *testing.T) {
 	}
 }
 
-// The list of models is what can be asked for now: of each pool that is up, its own and what its backends list of it.
+// The list of models is what can be asked for: of each pool that is up, its own and what its backends list of it.
 func TestModelListIsTheUnion(t *testing.T) {
 	named := func(name string) func(p *peer) {
 		return func(p *peer) {

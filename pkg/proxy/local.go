@@ -54,7 +54,7 @@ func (s *Server) modelsKnown() bool {
 	return false
 }
 
-// modelList is what can be asked for now, in OpenAI's shape: of each pool that has a backend ready, its configured models, and
+// modelList is what can be asked for at the moment, in OpenAI's shape: of each pool that has a backend ready, its configured models, and
 // what those backends list that would get there. An entry is the backend's own.
 func (s *Server) modelList() []byte {
 	b := []byte(`{"object":"list","data":[`)
