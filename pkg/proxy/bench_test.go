@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/shunt-lb/shunt/pkg/session"
 )
 
 // quiet serves canned answers with as little work as a goroutine can, so that a profile shows the proxy.
