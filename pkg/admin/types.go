@@ -48,7 +48,7 @@ type Kernel struct {
 	Reason     string   `json:"reason,omitempty"`     // why it is not live
 	Mode       string   `json:"mode"`                 // off, nat
 	Target     string   `json:"target,omitempty"`     // peer, engine
-	Attach     string   `json:"attach,omitempty"`     // how it is attached: xdp, xdp-generic
+	Attach     string   `json:"attach,omitempty"`     // how it is attached: native, generic, tcx
 	Interfaces []string `json:"interfaces,omitempty"` // each with its mode, and its problem if it has one
 	VIPs       []string `json:"vips,omitempty"`
 	NATPorts   string   `json:"nat_ports,omitempty"`
