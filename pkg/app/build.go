@@ -47,6 +47,7 @@ type poolState struct {
 
 // pools translates the configuration's pools. Policies that did not change keep their instances.
 func pools(cfg *config.Config, old map[string]poolState) ([]fleet.PoolSpec, map[string]poolState, error) {
+	host, _ := netdev.LocalSet() // without them only loopback counts as this host
 	specs := make([]fleet.PoolSpec, 0, len(cfg.Pools))
 	states := map[string]poolState{}
 	for _, p := range cfg.Pools {
@@ -68,7 +69,7 @@ func pools(cfg *config.Config, old map[string]poolState) ([]fleet.PoolSpec, map[
 				return nil, nil, fmt.Errorf("backend %s: %w", b.Name, err)
 			}
 			spec.Backends = append(spec.Backends, fleet.BackendSpec{Name: b.Name, URL: b.URL, Weight: b.Weight, Steer: steer,
-				MaxInflightTokens: p.Limits.MaxInflightTokens, Local: onThisHost(b)})
+				MaxInflightTokens: p.Limits.MaxInflightTokens, Local: runsOn(host, b)})
 		}
 		specs = append(specs, spec)
 	}
@@ -90,22 +91,15 @@ func steerAddr(s config.Steering, b config.Backend) (netip.AddrPort, error) {
 	return a, nil
 }
 
-// onThisHost reports whether the engine runs here: by its own address, or, where that is a container's, by the
-// address of the shunt beside it.
-func onThisHost(b config.Backend) bool {
-	if strings.EqualFold(b.URL.Hostname(), "localhost") {
+// runsOn reports whether the engine runs on the host: by its own address, or, where that is a container's, by the address
+// of the shunt beside it.
+func runsOn(h netdev.AddrSet, b config.Backend) bool {
+	name := b.URL.Hostname()
+	if strings.EqualFold(name, "localhost") || h.Has(b.Steer.Addr()) {
 		return true
 	}
-	for _, a := range []string{b.URL.Hostname(), b.Steer.Addr().String()} {
-		addr, err := netip.ParseAddr(a)
-		if err != nil {
-			continue
-		}
-		if local, err := netdev.IsLocal(addr.Unmap()); err == nil && local {
-			return true
-		}
-	}
-	return false
+	a, err := netip.ParseAddr(name)
+	return err == nil && h.Has(a)
 }
 
 // healthSettings returns the checks of each backend's pool.

@@ -61,8 +61,8 @@ type kernel struct {
 
 	mu       sync.Mutex // sync
 	problem  string
-	locals   atomic.Pointer[map[fleet.ID]bool]   // backends on this host, as of the last sync
-	own      atomic.Pointer[map[netip.Addr]bool] // this host's addresses: packets from them meet no program
+	locals   atomic.Pointer[map[fleet.ID]bool] // backends on this host, as of the last sync
+	own      atomic.Pointer[netdev.AddrSet]    // packets from them meet no program
 	attached atomic.Bool
 }
 
@@ -105,7 +105,7 @@ func openKernel(cfg *config.Config, log *slog.Logger) (*kernel, error) {
 func (k *kernel) bind(f *fleet.Fleet, homes *session.Tracker, ingresses *session.Ingresses, certificate *proxy.Certificate) {
 	k.fleet = f
 	k.locals.Store(&map[fleet.ID]bool{})
-	k.own.Store(&map[netip.Addr]bool{})
+	k.own.Store(&netdev.AddrSet{})
 	if k.cfg.Target == config.TargetPeer {
 		var peerTLS *tls.Config
 		if certificate != nil {
@@ -134,7 +134,7 @@ func (k *kernel) bind(f *fleet.Fleet, homes *session.Tracker, ingresses *session
 		Lease:     session.Lease{Idle: k.cfg.Lease.Idle, Max: k.cfg.Lease.Max, Connections: uint32(k.cfg.Lease.Connections)},
 		Steerable: k.steerable,
 		IsVIP:     k.isVIP,
-		Skip:      func(a netip.Addr) bool { return ingresses.Contains(a) || (*k.own.Load())[a.Unmap()] },
+		Skip:      func(a netip.Addr) bool { return ingresses.Contains(a) || k.own.Load().Has(a) },
 		Home:      homes.Home,
 		Handoff:   k.cfg.Handoff == config.HandoffClose,
 	})
@@ -172,6 +172,10 @@ func (k *kernel) poke() {
 func (k *kernel) sync() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if own, err := netdev.LocalSet(); err == nil {
+		k.own.Store(&own)
+	}
+	own := k.own.Load()
 	var records []datapath.BackendRecord
 	locals := map[fleet.ID]bool{}
 	for _, b := range k.fleet.Backends() {
@@ -183,20 +187,12 @@ func (k *kernel) sync() error {
 			state = fleet.HealthUnknown // no new connections; the open ones have no dead host to be told of
 		}
 		if b.Steer().IsValid() {
-			local, err := netdev.IsLocal(b.Steer().Addr())
-			locals[b.ID()] = local && err == nil
+			locals[b.ID()] = own.Has(b.Steer().Addr())
 		}
 		records = append(records, datapath.BackendRecord{ID: b.ID(), Name: b.Name(), Steer: b.Steer(), State: state,
 			Generation: b.Generation(), Local: locals[b.ID()]})
 	}
 	k.locals.Store(&locals)
-	if list, err := netdev.LocalAddrs(); err == nil {
-		own := map[netip.Addr]bool{}
-		for _, a := range list {
-			own[a.Unmap()] = true
-		}
-		k.own.Store(&own)
-	}
 	if err := k.dp.SetBackends(records); err != nil {
 		k.problem = err.Error()
 		return fmt.Errorf("write backends to the kernel: %w", err)
@@ -264,6 +260,7 @@ func (k *kernel) follow(ctx context.Context) {
 				continue // status says why
 			}
 			k.log.Info("the program is attached: sessions are steered in the kernel")
+			continue // the view was written for it
 		}
 		err := k.sync()
 		if err != nil && !failing {

@@ -138,20 +138,24 @@ func LocalAddrs() ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// IsLocal says whether addr is an address of this host (loopback included).
-func IsLocal(addr netip.Addr) (bool, error) {
-	addr = addr.Unmap().WithZone("")
-	if addr.IsLoopback() {
-		return true, nil
-	}
+// AddrSet is this host's addresses, read once for many questions.
+type AddrSet map[netip.Addr]bool
+
+// LocalSet returns LocalAddrs as a set.
+func LocalSet() (AddrSet, error) {
 	list, err := LocalAddrs()
 	if err != nil {
-		return false, err
+		return nil, err
 	}
+	set := make(AddrSet, len(list))
 	for _, a := range list {
-		if a == addr {
-			return true, nil
-		}
+		set[a.WithZone("")] = true
 	}
-	return false, nil
+	return set, nil
+}
+
+// Has says whether addr is an address of this host (loopback included).
+func (s AddrSet) Has(addr netip.Addr) bool {
+	addr = addr.Unmap().WithZone("")
+	return addr.IsLoopback() || s[addr]
 }

@@ -57,11 +57,14 @@ func TestParsePorts(t *testing.T) {
 	}
 }
 
-func TestIsLocal(t *testing.T) {
+func TestLocalSet(t *testing.T) {
+	set, err := LocalSet()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for s, want := range map[string]bool{"127.0.0.1": true, "127.9.9.9": true, "::1": true, "::ffff:127.0.0.1": true, "192.0.2.1": false} {
-		got, err := IsLocal(netip.MustParseAddr(s))
-		if err != nil || got != want {
-			t.Errorf("IsLocal(%s) = %v, %v", s, got, err)
+		if got := set.Has(netip.MustParseAddr(s)); got != want {
+			t.Errorf("Has(%s) = %v", s, got)
 		}
 	}
 }
