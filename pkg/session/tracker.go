@@ -143,24 +143,20 @@ func (t *Tracker) Observe(k Key, promptTokens, outputTokens int64) {
 // Expected returns the tokens that the session's next turn is likely to bring: the last prompt and answer, which it
 // sends again, and an answer of the session's mean length. 0 means that no turn was observed.
 func (t *Tracker) Expected(k Key) int64 {
-	if k == 0 {
-		return 0
-	}
-	now := t.now()
-	s := t.shard(k)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e := s.use(k, now, t.idle)
-	if e == nil {
-		return 0
-	}
-	return e.context + int64(e.output+0.5)
+	context, output := t.lengths(k)
+	return context + output
 }
 
 // Output returns the mean length of the session's recent answers in tokens, 0 if none was observed.
 func (t *Tracker) Output(k Key) int64 {
+	_, output := t.lengths(k)
+	return output
+}
+
+// lengths returns what the next turn will send again and the mean answer, both 0 for a session that is not known.
+func (t *Tracker) lengths(k Key) (context, output int64) {
 	if k == 0 {
-		return 0
+		return 0, 0
 	}
 	now := t.now()
 	s := t.shard(k)
@@ -168,9 +164,9 @@ func (t *Tracker) Output(k Key) int64 {
 	defer s.mu.Unlock()
 	e := s.use(k, now, t.idle)
 	if e == nil {
-		return 0
+		return 0, 0
 	}
-	return int64(e.output + 0.5)
+	return e.context, int64(e.output + 0.5)
 }
 
 // Forget makes the backend nobody's home: it has left the fleet, and its ID may pass to another. It costs the same
