@@ -344,12 +344,10 @@ func FuzzParse(f *testing.F) {
 // The reference in the README is the one that the schema makes (shunt check --reference).
 func TestReadme(t *testing.T) {
 	text, err := os.ReadFile("../../README.md")
-	ref := Reference()
-	head, _, _ := strings.Cut(ref, "\n")
-	if err != nil || !strings.Contains(string(text), head) {
-		t.Skip("the README has no table of keys")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if !strings.Contains(string(text), ref) {
+	if !strings.Contains(string(text), Reference()) {
 		t.Error("the table of keys in README.md is old: replace it by the output of shunt check --reference")
 	}
 }
